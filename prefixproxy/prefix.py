@@ -1,0 +1,82 @@
+"""Prompts as chains of block hashes: two prompts share a block only if they share every byte before it.
+
+Block ends stand at fixed byte offsets that do not depend on the prompt, spaced 64 bytes apart at the front and
+1/64 of the offset further back, so a chain has about 64 + 64·ln(bytes/4096) blocks and a longest common prefix
+is known to within 1.6 % (never too long). 8-byte BLAKE2b digests: at 10^6 resident blocks the chance of a false
+match is about 10^-8 a lookup, and a false match costs one wrong prediction, not a wrong answer.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from hashlib import blake2b
+
+MIN_BLOCK_BYTES = 64
+GROWTH_DIVISOR = 64
+MAX_PROMPT_BYTES = 1 << 30
+
+
+def _block_ends() -> Iterator[int]:
+    end = 0
+    while end < MAX_PROMPT_BYTES:
+        end += max(MIN_BLOCK_BYTES, end // GROWTH_DIVISOR)
+        yield end
+
+
+BLOCK_ENDS: tuple[int, ...] = tuple(_block_ends())
+"""Byte offsets at which blocks end, the same for every prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixChain:
+    """`hashes[i]` stands for the first `BLOCK_ENDS[i]` bytes; `digest` for the whole prompt of `n_bytes` bytes."""
+
+    hashes: tuple[int, ...]
+    n_bytes: int
+    digest: int
+
+    def common_blocks(self, other: PrefixChain) -> int:
+        """How many leading blocks both share: a binary search, as equal at i means equal at all before."""
+        limit = min(len(self.hashes), len(other.hashes))
+        return bisect_left(range(limit), True, key=lambda i: self.hashes[i] != other.hashes[i])
+
+    def common_bytes(self, other: PrefixChain) -> int:
+        """A lower bound of the shared prefix in bytes; exact when the prompts are equal."""
+        if self.digest == other.digest:
+            return self.n_bytes
+        return bytes_of(self.common_blocks(other))
+
+    def extends(self, other: PrefixChain) -> bool:
+        """Whether every whole block of `other` leads this prompt too."""
+        return self.common_blocks(other) == len(other.hashes)
+
+    def head(self, blocks: int) -> PrefixChain:
+        """The prompt cut behind its first `blocks` blocks."""
+        kept = self.hashes[:blocks]
+        return PrefixChain(kept, bytes_of(len(kept)), kept[-1] if kept else 0)
+
+
+def bytes_of(blocks: int) -> int:
+    """The bytes that the first `blocks` blocks cover."""
+    return BLOCK_ENDS[blocks - 1] if blocks else 0
+
+
+def blocks_within(n_bytes: int) -> int:
+    """How many whole blocks fit into the first `n_bytes` bytes."""
+    return bisect_right(BLOCK_ENDS, n_bytes)
+
+
+def chain_of(parts: Iterable[bytes], salt: bytes = b"") -> PrefixChain:
+    """The chain of the concatenated parts. `salt` keeps prompts of different models apart."""
+    text = b"".join(parts)
+    state, hashes, start = blake2b(salt, digest_size=8), [], 0
+    for end in BLOCK_ENDS:
+        if end > len(text):
+            break
+        state.update(text[start:end])
+        hashes.append(int.from_bytes(state.digest(), "little"))
+        start = end
+    state.update(text[start:])
+    return PrefixChain(tuple(hashes), len(text), int.from_bytes(state.digest(), "little"))

@@ -1,0 +1,211 @@
+"""The values handed from one part to the next: closed vocabularies and frozen records, no behaviour.
+
+Units are in the names: `_s` seconds, `_ms` milliseconds, `_tokens`, `_bytes`. None means unknown, never zero.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple, NewType
+
+TicketId = NewType("TicketId", str)
+"""One client request, from arrival to its journal record; also the `x-prefixproxy-request-id`."""
+
+RootId = NewType("RootId", str)
+"""One root that is being, or has been, warmed: a stable digest of its canonical bytes and model."""
+
+
+class SlotId(NamedTuple):
+    """One KV sequence of one llama-server: `index` is the wire's `id_slot`, 0 .. total_slots-1."""
+
+    upstream: str
+    index: int
+
+
+class Api(StrEnum):
+    """Whose wire format a body has."""
+
+    CHAT = "chat"
+    COMPLETIONS = "completions"
+    COMPLETION = "completion"
+    INFILL = "infill"
+    RESPONSES = "responses"
+    MESSAGES = "messages"
+    OLLAMA_CHAT = "ollama_chat"
+    OLLAMA_GENERATE = "ollama_generate"
+
+
+API_OF_PATH: dict[str, Api] = {
+    "/v1/chat/completions": Api.CHAT,
+    "/chat/completions": Api.CHAT,
+    "/v1/completions": Api.COMPLETIONS,
+    "/completion": Api.COMPLETION,
+    "/completions": Api.COMPLETION,
+    "/infill": Api.INFILL,
+    "/v1/responses": Api.RESPONSES,
+    "/responses": Api.RESPONSES,
+    "/v1/messages": Api.MESSAGES,
+    "/api/chat": Api.OLLAMA_CHAT,
+    "/api/generate": Api.OLLAMA_GENERATE,
+}
+"""The paths that generate: stabilised, routed, admitted and measured. Everything else is passed through."""
+
+PINNABLE = frozenset({Api.CHAT, Api.COMPLETIONS, Api.COMPLETION, Api.INFILL, Api.RESPONSES})
+"""APIs whose bodies llama-server reads `id_slot` from; /v1/messages drops it (server-chat.cpp)."""
+
+
+class Priority(StrEnum):
+    INTERACTIVE = "interactive"
+    BATCH = "batch"
+
+
+class Outcome(StrEnum):
+    """How a request ended; the `outcome` label and journal field."""
+
+    OK = "ok"
+    UPSTREAM_ERROR = "upstream_error"
+    CLIENT_GONE = "client_gone"
+    REJECTED = "rejected"
+    TIMED_OUT = "timed_out"
+    UPSTREAM_DOWN = "upstream_down"
+    BAD_REQUEST = "bad_request"
+
+
+class Kind(StrEnum):
+    """What a request is to the prompts seen before it."""
+
+    ROOT = "root"
+    FORK = "fork"
+    CONTINUATION = "continuation"
+    REWRITE = "rewrite"
+    COMPACTION = "compaction"
+    REDUCER = "reducer"
+    SIDE = "side"
+    UNIQUE = "unique"
+
+
+class MissReason(StrEnum):
+    NONE = "none"
+    COLD_ROOT = "cold_root"
+    ROOT_CHANGED = "root_changed"
+    TOOLS_CHANGED = "tools_changed"
+    HISTORY_CHANGED = "history_changed"
+    SLOT_EVICTED = "slot_evicted"
+    FORK_FAILED = "fork_failed"
+    NO_ROLLBACK = "no_rollback"
+    UPSTREAM_RESTARTED = "upstream_restarted"
+    REUSE_OFF = "reuse_off"
+    UNKNOWN = "unknown"
+
+
+class CacheSource(StrEnum):
+    """Where a cached-token count comes from."""
+
+    REPORTED = "reported"
+    INFERRED = "inferred"
+    UNKNOWN = "unknown"
+
+
+class SlotState(StrEnum):
+    """idle: free; leased: one request; reserved: warm, save or restore running; draining: our side ended but
+    the server has not been seen idle; foreign: busy with somebody else's request."""
+
+    IDLE = "idle"
+    LEASED = "leased"
+    RESERVED = "reserved"
+    DRAINING = "draining"
+    FOREIGN = "foreign"
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What the server said one request cost. `cached + evaluated = prompt` where all are known."""
+
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    evaluated_tokens: int | None = None
+    predicted_tokens: int | None = None
+    prompt_ms: float | None = None
+    predicted_ms: float | None = None
+    source: CacheSource = CacheSource.UNKNOWN
+
+
+@dataclass(frozen=True, slots=True)
+class Relocation:
+    """One piece of text that a rule cut: where it stood (`segment`, e.g. "system[0]") and its UTF-8 bytes."""
+
+    rule: str
+    segment: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class FirstDifference:
+    """The first byte in which a prompt left the one that was resident, and the tokens behind it."""
+
+    segment: str
+    offset: int
+    tokens_after: int
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a probe found an upstream able to do; the scheduler asks for these, never for a kind."""
+
+    pin: bool = False
+    observe: bool = False
+    snapshot: bool = False
+    warm: bool = False
+    reports_cached: bool = False
+    tokenize: bool = False
+    template: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamFacts:
+    """One probe's answer. `n_ctx_slot` in tokens; `models` the names it answers to (empty: any)."""
+
+    name: str
+    kind: str
+    n_slots: int
+    n_ctx_slot: int | None = None
+    model: str = ""
+    models: tuple[str, ...] = ()
+    build: str = ""
+    capabilities: Capabilities = field(default_factory=Capabilities)
+    multimodal: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRecord:
+    """The journal's record of one request; the contract names every field."""
+
+    id: str
+    time: float
+    tenant: str
+    path: str
+    model: str
+    upstream: str
+    stream: bool
+    kind: Kind
+    family: str
+    lane: str
+    slot: int | None
+    outcome: Outcome
+    status: int
+    prompt_tokens: int | None
+    cache_n: int | None
+    prompt_n: int | None
+    cache_source: CacheSource
+    expected_cached: int | None
+    miss_reason: MissReason
+    queue_ms: float
+    overhead_ms: float
+    ttft_ms: float | None
+    total_ms: float
+    predicted_n: int | None
+    prompt_ms: float | None
+    fork: bool
+    relocations: tuple[Relocation, ...] = ()
+    first_difference: FirstDifference | None = None
