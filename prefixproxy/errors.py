@@ -1,14 +1,14 @@
 """What can go wrong, each with its HTTP meaning, and how each API spells an error.
 
-    ProxyError
-    ├── BadRequest             400 invalid_json, invalid_request · 413 body_too_large · 415 unsupported_encoding
-    ├── ContextLengthExceeded  400 context_length_exceeded (with n_prompt_tokens and n_ctx_slot)
-    ├── InvalidApiKey          401 invalid_api_key
-    ├── Rejected               429 queue_full · 503 queue_timeout (with Retry-After)
-    ├── UpstreamUnavailable    503 upstream_unavailable (with Retry-After)
-    ├── UpstreamFailed         502 upstream_error
-    └── UpstreamTimedOut       504 upstream_timeout
-    UsageError                 wrong settings or arguments; the command line prints it and exits with 2
+ProxyError
+├── BadRequest             400 invalid_json, invalid_request · 413 body_too_large · 415 unsupported_encoding
+├── ContextLengthExceeded  400 context_length_exceeded (with n_prompt_tokens and n_ctx_slot)
+├── InvalidApiKey          401 invalid_api_key
+├── Rejected               429 queue_full · 503 queue_timeout (with Retry-After)
+├── UpstreamUnavailable    503 upstream_unavailable (with Retry-After)
+├── UpstreamFailed         502 upstream_error
+└── UpstreamTimedOut       504 upstream_timeout
+UsageError                 wrong settings or arguments; the command line prints it and exits with 2
 """
 
 from __future__ import annotations
@@ -20,10 +20,21 @@ import orjson
 
 from prefixproxy.types import API_OF_PATH, Api
 
-_ANTHROPIC_TYPE = {400: "invalid_request_error", 401: "authentication_error", 413: "request_too_large",
-                   415: "invalid_request_error", 429: "rate_limit_error", 503: "overloaded_error"}
-_OPENAI_TYPE = {401: "authentication_error", 429: "rate_limit_error", 502: "upstream_error",
-                503: "unavailable_error", 504: "upstream_error"}
+_ANTHROPIC_TYPE = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    413: "request_too_large",
+    415: "invalid_request_error",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+_OPENAI_TYPE = {
+    401: "authentication_error",
+    429: "rate_limit_error",
+    502: "upstream_error",
+    503: "unavailable_error",
+    504: "upstream_error",
+}
 
 
 class UsageError(Exception):
@@ -36,8 +47,15 @@ class ProxyError(Exception):
     status = 500
     code = "internal_error"
 
-    def __init__(self, message: str, *, code: str | None = None, status: int | None = None,
-                 retry_after_s: float | None = None, **details: int) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str | None = None,
+        status: int | None = None,
+        retry_after_s: float | None = None,
+        **details: int,
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.code = code or self.code
@@ -61,13 +79,29 @@ class ProxyError(Exception):
         api = API_OF_PATH.get(path)
         if path.startswith("/v1/messages"):
             kind = _ANTHROPIC_TYPE.get(self.status, "api_error")
-            return {"type": "error", "error": {"type": kind, "message": self.message, "code": self.code,
-                                               "source": "prefixproxy", **self.details}}
+            return {
+                "type": "error",
+                "error": {
+                    "type": kind,
+                    "message": self.message,
+                    "code": self.code,
+                    "source": "prefixproxy",
+                    **self.details,
+                },
+            }
         if api in (Api.OLLAMA_CHAT, Api.OLLAMA_GENERATE) or path.startswith("/api/"):
             return {"error": self.message, "code": self.code, "source": "prefixproxy", **self.details}
         kind = _OPENAI_TYPE.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
-        return {"error": {"message": self.message, "type": kind, "param": None, "code": self.code,
-                          "source": "prefixproxy", **self.details}}
+        return {
+            "error": {
+                "message": self.message,
+                "type": kind,
+                "param": None,
+                "code": self.code,
+                "source": "prefixproxy",
+                **self.details,
+            }
+        }
 
 
 class BadRequest(ProxyError):
