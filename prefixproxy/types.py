@@ -17,10 +17,10 @@ RootId = NewType("RootId", str)
 
 
 class SlotId(NamedTuple):
-    """One KV sequence of one llama-server: `index` is the wire's `id_slot`, 0 .. total_slots-1."""
+    """One KV sequence of one llama-server: `slot` is the wire's `id_slot`, 0 .. total_slots-1."""
 
     upstream: str
-    index: int
+    slot: int
 
 
 class Api(StrEnum):
