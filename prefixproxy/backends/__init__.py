@@ -1,0 +1,91 @@
+"""What the rest of the proxy asks of an upstream: one interface, one adapter for each kind of server.
+
+Only adapters know wire names and httpx. They raise `errors.UpstreamUnavailable` (nothing was reached),
+`errors.UpstreamFailed` (reached, but it answered nonsense or broke off); no foreign exception leaves them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from prefixproxy.types import SlotId, UpstreamFacts
+
+RawHeaders = Sequence[tuple[bytes, bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class SlotReading:
+    """One entry of a server's slot list: `n_tokens` in the slot, None where the server does not say."""
+
+    busy: bool
+    n_tokens: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class CopyResult:
+    """A slot saved to or restored from a file: tokens in it, bytes of it, seconds it took (the server's own clock)."""
+
+    n_tokens: int
+    n_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class WarmCost:
+    """A root prefilled alone: the tokens the slot now holds, those evaluated for it, seconds of prefill."""
+
+    n_tokens: int
+    evaluated_tokens: int
+    seconds: float
+
+
+class UpstreamResponse(Protocol):
+    """An answer whose head has come and whose body is still on the way. Close it, always."""
+
+    status: int
+    headers: RawHeaders
+
+    def chunks(self) -> AsyncIterator[bytes]:
+        """The body's bytes as they come, undecoded. Raises UpstreamFailed when the upstream breaks off."""
+        ...
+
+    async def close(self) -> None:
+        """End the exchange; an unread rest makes the upstream see a disconnect. Idempotent."""
+        ...
+
+
+class Backend(Protocol):
+    """One upstream server."""
+
+    name: str
+    url: str
+
+    async def probe(self) -> UpstreamFacts:
+        """What it is and can do. Raises UpstreamUnavailable while it is down or still loading its model."""
+        ...
+
+    async def open(
+        self, method: str, target: str, headers: RawHeaders, body: bytes | AsyncIterator[bytes]
+    ) -> UpstreamResponse:
+        """Send one request (`target` is the raw path and query) and wait, without limit, for the answer's head."""
+        ...
+
+    async def slots(self) -> Mapping[int, SlotReading]:
+        """The slot list as it stands now."""
+        ...
+
+    async def tokens(self, path: str, body: Mapping[str, Any]) -> list[int]:
+        """The token ids the server would evaluate for `body` sent to `path`."""
+        ...
+
+    async def warm(self, slot: SlotId, tokens: Sequence[int]) -> WarmCost:
+        """Prefill `tokens` in an idle slot, so that it holds exactly these."""
+        ...
+
+    async def save(self, slot: SlotId, file: str) -> CopyResult: ...
+
+    async def restore(self, slot: SlotId, file: str) -> CopyResult: ...
+
+    async def close(self) -> None: ...

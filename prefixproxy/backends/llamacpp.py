@@ -1,0 +1,111 @@
+"""llama-server: probe, slots, warm, save and restore. Facts in docs/explanation/llama-server.md.
+
+Every request of ours names a slot 0 .. total_slots-1 (an id out of range wraps silently, server-context.cpp) and is
+sent only when the scheduler knows that slot idle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import quote
+
+from prefixproxy.backends import CopyResult, SlotReading, WarmCost
+from prefixproxy.backends.http import HttpUpstream
+from prefixproxy.errors import UpstreamFailed, UpstreamUnavailable
+from prefixproxy.types import Capabilities, SlotId, UpstreamFacts
+
+_REFUSED_NAME = "no/such.bin"
+_NOT_SUPPORTED = 501
+PREFILL_TIMEOUT_S = 3600.0
+
+
+class LlamaServer(HttpUpstream):
+    """A `Backend` over a running llama-server."""
+
+    async def probe(self) -> UpstreamFacts:
+        props = await self.call("GET", "/props")
+        if not isinstance(props, dict) or "total_slots" not in props:
+            raise UpstreamUnavailable(f"upstream {self.name} does not answer like llama-server", retry_after_s=5)
+        observe = bool(props.get("endpoint_slots", True)) and await self._lists_slots()
+        snapshot = observe and await self._saves_slots()
+        modalities = props.get("modalities") or {}
+        return UpstreamFacts(
+            name=self.name,
+            kind="llama-server",
+            n_slots=int(props["total_slots"]),
+            n_ctx_slot=(props.get("default_generation_settings") or {}).get("n_ctx"),
+            model=str(props.get("model_alias") or props.get("model_path") or ""),
+            models=await self._models(),
+            build=str(props.get("build_info") or ""),
+            capabilities=Capabilities(
+                pin=observe,
+                observe=observe,
+                snapshot=snapshot,
+                warm=observe,
+                reports_cached=True,
+                tokenize=True,
+                template=True,
+            ),
+            multimodal=any(modalities.values()) if isinstance(modalities, dict) else False,
+        )
+
+    async def slots(self) -> Mapping[int, SlotReading]:
+        listed = await self.call("GET", "/slots")
+        try:
+            return {s["id"]: SlotReading(bool(s["is_processing"]), s.get("n_prompt_tokens")) for s in listed}
+        except (KeyError, TypeError) as failure:
+            raise UpstreamFailed(f"upstream {self.name} answered /slots with an unknown shape") from failure
+
+    async def tokens(self, path: str, body: Mapping[str, Any]) -> list[int]:
+        """Chat bodies are rendered by the server's own template first; it tokenizes just that text
+        (server-context.cpp: add_special and parse_special on)."""
+        rendered = await self.call("POST", "/apply-template", body)
+        asked = {"content": rendered["prompt"], "add_special": True, "parse_special": True}
+        answer = await self.call("POST", "/tokenize", asked)
+        return list(answer["tokens"])
+
+    async def warm(self, slot: SlotId, tokens: Sequence[int]) -> WarmCost:
+        """`n_predict: 0` samples one token and drops it: the slot then holds exactly `tokens`
+        (server-context.cpp, handle_last_sampled_token)."""
+        body = {
+            "prompt": list(tokens),
+            "id_slot": slot.slot,
+            "n_predict": 0,
+            "cache_prompt": True,
+            "response_fields": ["timings", "id_slot", "tokens_cached"],
+        }
+        answer = await self.call("POST", "/completion", body, timeout_s=PREFILL_TIMEOUT_S)
+        timings = answer.get("timings") or {}
+        held = answer.get("tokens_cached")
+        if held != len(tokens):
+            raise UpstreamFailed(f"upstream {self.name}: slot {slot.slot} holds {held} tokens, not {len(tokens)}")
+        return WarmCost(len(tokens), int(timings.get("prompt_n", 0)), float(timings.get("prompt_ms", 0.0)) / 1e3)
+
+    async def save(self, slot: SlotId, file: str) -> CopyResult:
+        answer = await self._slot_action(slot, "save", file)
+        return CopyResult(answer["n_saved"], answer["n_written"], answer["timings"]["save_ms"] / 1e3)
+
+    async def restore(self, slot: SlotId, file: str) -> CopyResult:
+        answer = await self._slot_action(slot, "restore", file)
+        return CopyResult(answer["n_restored"], answer["n_read"], answer["timings"]["restore_ms"] / 1e3)
+
+    async def _slot_action(self, slot: SlotId, action: str, file: str) -> Any:
+        answer = await self.call("POST", f"/slots/{slot.slot}?action={quote(action)}", {"filename": file})
+        if not isinstance(answer, dict) or "timings" not in answer:
+            raise UpstreamFailed(f"upstream {self.name} answered a slot {action} with an unknown shape")
+        return answer
+
+    async def _lists_slots(self) -> bool:
+        return await self.status_of("GET", "/slots") == 200
+
+    async def _saves_slots(self) -> bool:
+        """Without --slot-save-path the server says 501; with it, it refuses a file name with a slash (400). Either
+        way no slot is touched."""
+        status = await self.status_of("POST", "/slots/0?action=save", {"filename": _REFUSED_NAME})
+        return status != _NOT_SUPPORTED
+
+    async def _models(self) -> tuple[str, ...]:
+        listed = await self.call("GET", "/v1/models")
+        rows = listed.get("data") if isinstance(listed, dict) else None
+        return tuple(str(row["id"]) for row in rows or () if isinstance(row, dict) and "id" in row)
