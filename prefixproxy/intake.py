@@ -1,0 +1,140 @@
+"""Reads a request's body from the ASGI edge: bounded, decoded, and told apart from a client that left."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable
+
+import zstandard
+from starlette.types import Receive, Scope
+
+from prefixproxy.errors import BadRequest
+
+IDENTITY = frozenset({"", "identity"})
+GZIP = frozenset({"gzip", "x-gzip"})
+_ZSTD_BITE_BYTES = 512
+_ZSTD_WINDOW = 1 << 27
+"""The largest window RFC 8878 section 3.1.1.1.2 asks decoders to support is 8 MB; tools write up to 128 MB."""
+
+
+class ClientGone(Exception):
+    """The client closed its connection; there is nobody to answer."""
+
+
+def header(scope: Scope, name: bytes) -> str:
+    """The first header called `name` (lower case), "" if there is none."""
+    return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), "")
+
+
+async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
+    """The whole body as sent, still encoded.
+
+    Raises BadRequest `body_too_large` (413) over `limit` bytes, before reading where Content-Length already says so,
+    and ClientGone when the client leaves half-way.
+    """
+    announced = header(scope, b"content-length")
+    if announced.isdigit() and int(announced) > limit:
+        raise _too_large(limit)
+    parts, size, more = [], 0, True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        part = message.get("body", b"")
+        size += len(part)
+        if size > limit:
+            raise _too_large(limit)
+        parts.append(part)
+        more = message.get("more_body", False)
+    return b"".join(parts)
+
+
+def decode_body(body: bytes, content_encoding: str, limit: int) -> bytes:
+    """The body with its `Content-Encoding` undone (gzip, deflate, zstd; several in a row).
+
+    Raises BadRequest: `unsupported_encoding` (415), `invalid_encoding` (400) for bytes that do not decode,
+    `body_too_large` (413) as soon as the output passes `limit`, so a small bomb costs no more than the limit.
+    """
+    for coding in reversed([c.strip().lower() for c in content_encoding.split(",")]):
+        body = _decode_one(body, coding, limit)
+    return body
+
+
+def _decode_one(body: bytes, coding: str, limit: int) -> bytes:
+    if coding in IDENTITY:
+        return body
+    if coding not in GZIP | {"deflate", "zstd"}:
+        known = "gzip, deflate and zstd are"
+        raise BadRequest(
+            f"content-encoding {coding!r}: only {known} understood", code="unsupported_encoding", status=415
+        )
+    try:
+        decoded = _unzstd(body, limit) if coding == "zstd" else _inflate(body, coding, limit)
+    except (zlib.error, zstandard.ZstdError, EOFError) as failure:
+        raise BadRequest(f"the body is no valid {coding} data", code="invalid_encoding") from failure
+    if len(decoded) > limit:
+        raise _too_large(limit)
+    return decoded
+
+
+def _inflate(body: bytes, coding: str, limit: int) -> bytes:
+    if coding in GZIP:
+        return _inflate_members(body, limit)
+    # RFC 9110 section 8.4.1.2 means zlib; some clients send bare deflate all the same.
+    wrapped = len(body) >= 2 and body[0] & 0x0F == 8 and (body[0] << 8 | body[1]) % 31 == 0
+    decoder = zlib.decompressobj(zlib.MAX_WBITS if wrapped else -zlib.MAX_WBITS)
+    out = decoder.decompress(body, limit + 1)
+    _require_end(decoder.eof or len(out) > limit)
+    return out
+
+
+def _inflate_members(body: bytes, limit: int) -> bytes:
+    """A gzip file may hold several members one after the other (RFC 1952 section 2.2)."""
+    out: list[bytes] = []
+    size = 0
+    while body and size <= limit:
+        decoder = zlib.decompressobj(zlib.MAX_WBITS | 16)
+        out.append(decoder.decompress(body, limit + 1 - size))
+        size += len(out[-1])
+        _require_end(decoder.eof or size > limit)
+        body = decoder.unused_data
+    return b"".join(out)
+
+
+def _unzstd(body: bytes, limit: int) -> bytes:
+    """Frame after frame (RFC 8878 section 3)."""
+    out = b""
+    while body and len(out) <= limit:
+        frame, body = _unzstd_frame(body, limit - len(out))
+        out += frame
+    return out
+
+
+def _unzstd_frame(body: bytes, limit: int) -> tuple[bytes, bytes]:
+    """One frame, and what follows it. In small bites, as the decoder has no output limit of its own: 512 bytes of
+    zstd unfold to 22 MB at the most."""
+    decoder = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW).decompressobj()
+    out: list[bytes] = []
+    size = position = 0
+    while position < len(body) and size <= limit and not decoder.eof:
+        out.append(decoder.decompress(body[position : position + _ZSTD_BITE_BYTES]))
+        size += len(out[-1])
+        position += _ZSTD_BITE_BYTES
+    _require_end(decoder.eof or size > limit)
+    return b"".join(out), decoder.unused_data + body[position:]
+
+
+def _require_end(ended: bool) -> None:
+    if not ended:
+        raise EOFError("cut short")
+
+
+def _too_large(limit: int) -> BadRequest:
+    return BadRequest(
+        f"the body is larger than {limit} bytes (server.max_body_bytes)", code="body_too_large", status=413
+    )
+
+
+def without(headers: Iterable[tuple[bytes, bytes]], names: frozenset[bytes]) -> list[tuple[bytes, bytes]]:
+    """The headers less those called `names` (lower case)."""
+    return [(name, value) for name, value in headers if name.lower() not in names]
