@@ -129,6 +129,10 @@ class UpstreamUnavailable(ProxyError):
     code = "upstream_unavailable"
 
 
+class UpstreamLoading(UpstreamUnavailable):
+    """It answers, so waiting a little may help."""
+
+
 class UpstreamFailed(ProxyError):
     status = 502
     code = "upstream_error"

@@ -63,7 +63,11 @@ class Backend(Protocol):
     url: str
 
     async def probe(self) -> UpstreamFacts:
-        """What it is and can do. Raises UpstreamUnavailable while it is down or still loading its model."""
+        """What it is and can do. Raises UpstreamUnavailable while it is down, UpstreamLoading while it loads."""
+        ...
+
+    async def health(self) -> None:
+        """Raises UpstreamUnavailable unless it is ready to serve. Never wakes a sleeping server."""
         ...
 
     async def open(

@@ -15,7 +15,7 @@ import orjson
 from httpx_aiohttp import AiohttpTransport
 
 from prefixproxy.backends import RawHeaders
-from prefixproxy.errors import UpstreamFailed, UpstreamUnavailable
+from prefixproxy.errors import UpstreamFailed, UpstreamLoading, UpstreamUnavailable
 
 CONNECT_TIMEOUT_S = 5.0
 KEEPALIVE_EXPIRY_S = 4.0
@@ -137,7 +137,7 @@ class HttpUpstream:
             raise UpstreamFailed(f"upstream {self.name} broke off before it answered") from failure
 
     async def call(self, method: str, target: str, body: Any = None, timeout_s: float | None = CALL_TIMEOUT_S) -> Any:
-        """One small JSON exchange. Raises UpstreamUnavailable on 503, UpstreamFailed on any other error status."""
+        """One small JSON exchange. Raises UpstreamLoading on 503, UpstreamFailed on any other error status."""
         payload = b"" if body is None else orjson.dumps(body)
         headers = [] if body is None else [(b"content-type", b"application/json")]
         response = await self.open(method, target, headers, payload, read_timeout_s=timeout_s)
@@ -146,7 +146,7 @@ class HttpUpstream:
         finally:
             await response.close()
         if response.status == httpx.codes.SERVICE_UNAVAILABLE:
-            raise UpstreamUnavailable(f"upstream {self.name} is not ready: {_reason(answer)}", retry_after_s=2)
+            raise UpstreamLoading(f"upstream {self.name} is not ready: {_reason(answer)}", retry_after_s=2)
         if response.status >= httpx.codes.BAD_REQUEST:
             raise UpstreamFailed(f"upstream {self.name} refused {method} {target}: {response.status} {_reason(answer)}")
         try:

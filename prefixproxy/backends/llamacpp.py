@@ -50,6 +50,9 @@ class LlamaServer(HttpUpstream):
             multimodal=any(modalities.values()) if isinstance(modalities, dict) else False,
         )
 
+    async def health(self) -> None:
+        await self.call("GET", "/health")
+
     async def slots(self) -> Mapping[int, SlotReading]:
         listed = await self.call("GET", "/slots")
         try:

@@ -1,0 +1,180 @@
+"""Keeps each upstream's state true: probes it until it answers, looks at its slots, notices when it is gone.
+
+Down upstreams are probed with a growing pause. Live ones are looked at every few seconds: their slots while there was
+traffic lately (foreign requests and emptied slots show there), else only their health, so that a server that sleeps
+when idle may go on sleeping (GET /slots wakes it, server-queue.cpp).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from prefixproxy.backends import Backend, SlotReading
+from prefixproxy.errors import ProxyError, UpstreamLoading
+from prefixproxy.types import UpstreamFacts
+
+FIRST_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 5.0
+LOOK_EVERY_S = 3.0
+TRAFFIC_MEMORY_S = 60.0
+READING_PAUSE_S = 0.03
+"""Between two readings of the slots while something waits for one: a reading costs the server about 1 ms."""
+
+log = logging.getLogger(__name__)
+
+
+class Health(StrEnum):
+    """starting: not reached yet; loading: its process (re)starts or loads its model; lost: was up."""
+
+    STARTING = "starting"
+    LOADING = "loading"
+    UP = "up"
+    LOST = "lost"
+
+
+@dataclass(slots=True)
+class UpstreamState:
+    """What upkeep knows of one upstream. `facts` are the last probe's, None before the first."""
+
+    backend: Backend
+    health: Health = Health.STARTING
+    facts: UpstreamFacts | None = None
+    failure: str = ""
+    pause_s: float = FIRST_PAUSE_S
+    used_at: float = float("-inf")
+    back_by: float = float("-inf")
+    probe_now: asyncio.Event = field(default_factory=asyncio.Event)
+    read_now: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """Whom upkeep tells; each call is synchronous and changes the scheduler's belief at once."""
+
+    up: Callable[[UpstreamFacts], None]
+    lost: Callable[[str], None]
+    read: Callable[[str, Mapping[int, SlotReading]], None]
+
+
+class Upkeep:
+    """One upstream's keeper. `slots` and `snapshots` are the user's own settings for it (0: ask the server)."""
+
+    def __init__(
+        self,
+        state: UpstreamState,
+        listener: Listener,
+        clock: Callable[[], float],
+        *,
+        slots: int = 0,
+        snapshots: bool = True,
+    ) -> None:
+        self.state = state
+        self._listener = listener
+        self._clock = clock
+        self._slots = slots
+        self._snapshots = snapshots
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._keep_probed())
+            group.create_task(self._keep_read())
+
+    def used(self) -> None:
+        """A request goes there now."""
+        self.state.used_at = self._clock()
+
+    def restarting(self, seconds: float) -> None:
+        """Its process is being started by us; until then, requests wait for it instead of being refused."""
+        self.state.back_by = self._clock() + seconds
+        self.failed("its process is starting")
+
+    def failed(self, why: str) -> None:
+        """A request found it gone."""
+        if self.state.health is Health.UP:
+            log.warning("upstream %s is lost: %s", self.state.backend.name, why)
+            self._listener.lost(self.state.backend.name)
+        self._is_down(why, loading=False)
+        self.state.pause_s = FIRST_PAUSE_S
+        self.state.probe_now.set()
+
+    def read_soon(self) -> None:
+        """Look at the slots shortly, once for however many ask."""
+        self.state.read_now.set()
+
+    async def _keep_probed(self) -> None:
+        while True:
+            if self.state.health is Health.UP:
+                await self._wait(self.state.probe_now, LOOK_EVERY_S)
+                await self._look()
+            else:
+                await self._probe()
+
+    async def _probe(self) -> None:
+        self.state.probe_now.clear()
+        try:
+            facts = self._as_set(await self.state.backend.probe())
+        except ProxyError as failure:
+            await self._still_down(failure)
+        else:
+            self.state.facts, self.state.failure, self.state.health = facts, "", Health.UP
+            self.state.pause_s, self.state.back_by = FIRST_PAUSE_S, float("-inf")
+            log.info("upstream %s is up: %s, %d slots", facts.name, facts.kind, facts.n_slots)
+            self._listener.up(facts)
+
+    async def _still_down(self, failure: ProxyError) -> None:
+        self._is_down(failure.message, loading=isinstance(failure, UpstreamLoading))
+        await self._wait(self.state.probe_now, self.state.pause_s)
+        self.state.pause_s = min(LONGEST_PAUSE_S, self.state.pause_s * 1.5)
+
+    def _is_down(self, why: str, *, loading: bool) -> None:
+        self.state.failure = why
+        if loading or self._clock() < self.state.back_by:
+            self.state.health = Health.LOADING
+        else:
+            self.state.health = Health.STARTING if self.state.facts is None else Health.LOST
+
+    async def _look(self) -> None:
+        """One round at a live upstream."""
+        if self._clock() - self.state.used_at < TRAFFIC_MEMORY_S:
+            await self._read()
+            return
+        try:
+            await self.state.backend.health()
+        except ProxyError as failure:
+            self.failed(failure.message)
+
+    async def _keep_read(self) -> None:
+        while True:
+            await self.state.read_now.wait()
+            await asyncio.sleep(READING_PAUSE_S)
+            self.state.read_now.clear()
+            if self.state.health is Health.UP:
+                await self._read()
+
+    async def _read(self) -> None:
+        if self.state.facts is None or not self.state.facts.capabilities.observe:
+            return
+        try:
+            reading = await self.state.backend.slots()
+        except ProxyError as failure:
+            self.failed(failure.message)
+        else:
+            self._listener.read(self.state.backend.name, reading)
+
+    async def _wait(self, event: asyncio.Event, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await event.wait()
+        except TimeoutError:
+            return
+
+    def _as_set(self, facts: UpstreamFacts) -> UpstreamFacts:
+        capabilities = facts.capabilities
+        if not self._snapshots:
+            capabilities = replace(capabilities, snapshot=False)
+        return replace(facts, n_slots=self._slots or facts.n_slots, capabilities=capabilities)

@@ -1,0 +1,58 @@
+"""Finds the exact tokens of a root: what its lanes' prompts have in common when the server's own template renders them.
+
+Rendering and tokenizing run on the server's HTTP threads, beside decoding, and take milliseconds
+(docs/explanation/llama-server.md): cheap against any root worth warming.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any
+
+import orjson
+
+from prefixproxy.backends import Backend
+from prefixproxy.errors import UpstreamFailed
+
+MAX_RENDERED_LANES = 3
+"""Two lanes bound the root from above; a third catches two that happen to start alike."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rendering:
+    """A chat body as it would be sent upstream, to be rendered and tokenized but not run."""
+
+    path: str
+    body: bytes
+
+
+async def root_tokens(backend: Backend, lanes: Sequence[Rendering]) -> list[int]:
+    """The longest token prefix that all `lanes` share; of a single lane, the head: what is left of its first user
+    message. Raises UpstreamFailed when that is nothing."""
+    bodies = [(lane.path, orjson.loads(lane.body)) for lane in lanes[:MAX_RENDERED_LANES]]
+    if len(bodies) == 1:
+        path, body = bodies[0]
+        bodies.append((path, with_other_user_text(body)))
+    rendered = [await backend.tokens(path, body) for path, body in bodies]
+    shared = [column[0] for column in takewhile(lambda column: len(set(column)) == 1, zip(*rendered, strict=False))]
+    if not shared:
+        raise UpstreamFailed(f"upstream {backend.name}: the lanes of a root share no token")
+    return shared
+
+
+def with_other_user_text(body: dict[str, Any]) -> dict[str, Any]:
+    """The chat body up to its first user message, and that with another text. Raises UpstreamFailed without one."""
+    messages = body.get("messages")
+    for number, message in enumerate(messages if isinstance(messages, list) else ()):
+        if isinstance(message, dict) and message.get("role") == "user":
+            other = "Z" if _leading_text(message.get("content")).startswith("A") else "A"
+            return {**body, "messages": [*body["messages"][:number], {"role": "user", "content": other}]}
+    raise UpstreamFailed("a prompt without a user message has no head to warm")
+
+
+def _leading_text(content: Any) -> str:
+    if isinstance(content, list) and content and isinstance(content[0], dict):
+        content = content[0].get("text")
+    return content if isinstance(content, str) else ""
