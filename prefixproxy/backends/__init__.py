@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from prefixproxy.types import SlotId, UpstreamFacts
+from prefixproxy.types import SlotId, UpstreamFacts, Usage
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
 
@@ -34,11 +34,10 @@ class CopyResult:
 
 @dataclass(frozen=True, slots=True)
 class WarmCost:
-    """A root prefilled alone: the tokens the slot now holds, those evaluated for it, seconds of prefill."""
+    """A root prefilled alone: the tokens the slot now holds, and what the server says that cost."""
 
     n_tokens: int
-    evaluated_tokens: int
-    seconds: float
+    usage: Usage
 
 
 class UpstreamResponse(Protocol):

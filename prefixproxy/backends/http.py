@@ -6,6 +6,7 @@ dropped before llama-server's own 5 s keep-alive ends (server-http.cpp), so a re
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
@@ -37,6 +38,8 @@ HOP_BY_HOP = frozenset(
     }
 )
 """RFC 9110 section 7.6.1: these speak about one connection and are never forwarded."""
+
+log = logging.getLogger(__name__)
 
 _NEVER_SENT = (
     httpx.ConnectError,
@@ -101,7 +104,7 @@ class HttpResponse:
         try:
             await self._response.aclose()
         except (httpx.HTTPError, aiohttp.ClientError, OSError) as failure:
-            raise UpstreamFailed(f"upstream {self._upstream} broke off while its answer was closed") from failure
+            log.debug("upstream %s broke off while its answer was closed: %s", self._upstream, failure)
 
 
 class HttpUpstream:

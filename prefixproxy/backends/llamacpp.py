@@ -13,7 +13,8 @@ from urllib.parse import quote
 from prefixproxy.backends import CopyResult, SlotReading, WarmCost
 from prefixproxy.backends.http import HttpUpstream
 from prefixproxy.errors import UpstreamFailed, UpstreamUnavailable
-from prefixproxy.types import Capabilities, SlotId, UpstreamFacts
+from prefixproxy.types import Api, Capabilities, SlotId, UpstreamFacts
+from prefixproxy.usage import usage_from
 
 _REFUSED_NAME = "no/such.bin"
 _NOT_SUPPORTED = 501
@@ -79,11 +80,10 @@ class LlamaServer(HttpUpstream):
             "response_fields": ["timings", "id_slot", "tokens_cached"],
         }
         answer = await self.call("POST", "/completion", body, timeout_s=PREFILL_TIMEOUT_S)
-        timings = answer.get("timings") or {}
         held = answer.get("tokens_cached")
         if held != len(tokens):
             raise UpstreamFailed(f"upstream {self.name}: slot {slot.slot} holds {held} tokens, not {len(tokens)}")
-        return WarmCost(len(tokens), int(timings.get("prompt_n", 0)), float(timings.get("prompt_ms", 0.0)) / 1e3)
+        return WarmCost(len(tokens), usage_from(Api.COMPLETION, [answer]))
 
     async def save(self, slot: SlotId, file: str) -> CopyResult:
         answer = await self._slot_action(slot, "save", file)

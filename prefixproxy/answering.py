@@ -1,0 +1,184 @@
+"""Relays one upstream answer to one client: a stream as it comes, or assembled for a client that wants JSON.
+
+Bytes of a stream go through untouched; nothing in them is parsed but the first events, while progress reports that we
+asked for are taken out, and the last, which carry the counts.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+
+from prefixproxy.assemble import Assembler
+from prefixproxy.backends import UpstreamResponse
+from prefixproxy.backends.http import end_to_end
+from prefixproxy.body import Body
+from prefixproxy.errors import UpstreamFailed
+from prefixproxy.exchange import OUR_HEADERS, Exchange
+from prefixproxy.intake import without
+from prefixproxy.lease import Lease
+from prefixproxy.reply import Reply
+from prefixproxy.sse import ProgressFilter, SSEReader, StreamTail, data_of
+from prefixproxy.types import Api, Outcome, Usage
+from prefixproxy.usage import usage_from
+
+LAST_EVENTS = 6
+MAX_ANSWER_BYTES = 256 << 20
+
+Headers = list[tuple[bytes, bytes]]
+
+log = logging.getLogger(__name__)
+
+_STREAM_HEADERS = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
+"""A buffering proxy in front of us would hold the events back (nginx reads the second one)."""
+_STREAM_DROPS = frozenset({b"content-length", b"cache-control", b"x-accel-buffering"})
+
+
+class Answer:
+    """One answer on its way. `first_token` is called once, when the prefill is known to be over."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        body: Body,
+        reply: Reply,
+        lease: Lease,
+        clock: Callable[[], float],
+        first_token: Callable[[Lease], None],
+    ) -> None:
+        self._exchange = exchange
+        self._body = body
+        self._reply = reply
+        self._lease = lease
+        self._clock = clock
+        self._tell_first_token = first_token
+
+    async def relay(self, response: UpstreamResponse) -> None:
+        """Relay it: an event stream as such or assembled, anything else (errors above all) as it is."""
+        self._describe()
+        headers = end_to_end(response.headers)
+        streamed = any(k.lower() == b"content-type" and b"event-stream" in v for k, v in headers)
+        if not streamed or response.status != 200:
+            await self._relay_plain(response, headers)
+        elif self._exchange.streaming:
+            await self._relay_stream(response, headers)
+        else:
+            await self._relay_assembled(response, headers)
+        self._lease.usage = self._exchange.usage
+
+    async def _relay_stream(self, response: UpstreamResponse, headers: Headers) -> None:
+        progress, tail = ProgressFilter(), StreamTail()
+        await self._reply.start(response.status, [*without(headers, _STREAM_DROPS), *_STREAM_HEADERS])
+        async for chunk in response.chunks():
+            tail.feed(chunk)
+            out = progress.feed(chunk)
+            if progress.first_token_seen:
+                self._first_token()
+            if out:
+                await self._reply.body(out)
+        rest = progress.close()
+        self._learn(_objects(tail.last_events(LAST_EVENTS)))
+        await self._reply.end(rest)
+
+    async def _relay_assembled(self, response: UpstreamResponse, headers: Headers) -> None:
+        """A client that wants JSON gets what the server would have said without streaming."""
+        progress, reader = ProgressFilter(), SSEReader()
+        assembler = Assembler(self._exchange.api, self._body.data)
+        async for chunk in response.chunks():
+            for event in reader.feed(progress.feed(chunk)):
+                _feed(assembler, event)
+            if progress.first_token_seen:
+                self._first_token()
+        for event in reader.feed(progress.close()):
+            _feed(assembler, event)
+        started = self._clock()
+        status, answer = assembler.result()
+        self._learn([answer])
+        self._exchange.times.own_s += self._clock() - started
+        self._count()
+        await self._reply.whole(status, _as_json(headers), orjson.dumps(answer))
+
+    async def _relay_plain(self, response: UpstreamResponse, headers: Headers) -> None:
+        """The body as it is. Its length header, if it has one, stays right: not a byte is changed."""
+        parts, size = [], 0
+        if response.status >= 400:
+            self._exchange.outcome = Outcome.UPSTREAM_ERROR
+        async for chunk in response.chunks():
+            parts.append(chunk)
+            size += len(chunk)
+            if size > MAX_ANSWER_BYTES:
+                raise UpstreamFailed(f"the upstream's answer is larger than {MAX_ANSWER_BYTES} bytes")
+        body = b"".join(parts)
+        self._lease.idle = True
+        if response.status < 400:
+            self._lease.ok = True
+            self._exchange.usage = _usage_of_plain(self._exchange.api, body)
+            self._count()
+        await self._reply.whole(response.status, without(headers, frozenset({b"content-length"})), body)
+
+    def _learn(self, objects: list[dict[str, Any]]) -> None:
+        """The stream ended by itself: the slot is idle, and the last events say what it cost."""
+        self._lease.ok = self._lease.idle = True
+        self._exchange.usage = self._lease.usage = usage_from(self._exchange.api, objects)
+
+    def _first_token(self) -> None:
+        if self._exchange.times.first_token is None:
+            self._exchange.times.first_token = self._clock()
+            self._tell_first_token(self._lease)
+
+    def _describe(self) -> None:
+        """Our headers, as far as they are known when the answer starts."""
+        exchange = self._exchange
+        more = self._reply.more
+        if self._lease.slot is not None:
+            more[OUR_HEADERS + b"slot"] = str(self._lease.slot).encode()
+        more[OUR_HEADERS + b"family"] = exchange.planned().family.encode()
+        more[OUR_HEADERS + b"expected-cached"] = str(self._lease.expected_cached).encode()
+        more[OUR_HEADERS + b"queue-ms"] = b"%.1f" % (exchange.times.queue_s * 1e3)
+        timing = b"queue;dur=%.1f, overhead;dur=%.1f" % (exchange.times.queue_s * 1e3, exchange.times.own_s * 1e3)
+        more[b"server-timing"] = timing
+
+    def _count(self) -> None:
+        """The counts, on answers whose head can still carry them."""
+        usage = self._exchange.usage
+        for name, tokens in ((b"cache-n", usage.cached_tokens), (b"prompt-n", usage.evaluated_tokens)):
+            if tokens is not None:
+                self._reply.more[OUR_HEADERS + name] = str(tokens).encode()
+        times = self._exchange.times
+        upstream_s = self._clock() - times.arrived - times.queue_s - times.own_s
+        self._reply.more[b"server-timing"] += b", upstream;dur=%.1f" % (max(0.0, upstream_s) * 1e3)
+
+
+def _feed(assembler: Assembler, event: bytes) -> None:
+    data = data_of(event)
+    if data is not None and data != b"[DONE]":
+        assembler.feed(orjson.loads(data))
+
+
+def _objects(events: list[bytes]) -> list[dict[str, Any]]:
+    """The JSON objects in the data of some events; what is none is no count either."""
+    out = []
+    for event in events:
+        data = data_of(event)
+        if data is not None and data.startswith(b"{"):
+            try:
+                out.append(orjson.loads(data))
+            except orjson.JSONDecodeError:
+                log.debug("the last events of a stream hold something that is no JSON")
+    return out
+
+
+def _usage_of_plain(api: Api, body: bytes) -> Usage:
+    try:
+        answer = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return Usage()
+    return usage_from(api, [answer]) if isinstance(answer, dict) else Usage()
+
+
+def _as_json(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    kept = without(headers, _STREAM_DROPS | {b"content-type"})
+    return [*kept, (b"content-type", b"application/json; charset=utf-8")]

@@ -1,0 +1,361 @@
+"""The scheduler's shell: the only writer of it, the only place where its decisions meet sockets and time.
+
+Every event is handed to the scheduler and the effects it returns are carried out before anything is awaited, so its
+state and the world's agree at each await. Slow work (warm, save, restore, looking at slots) runs in tasks of one
+TaskGroup and comes back as the next event. A request holds its slot through `lease`, which gives it back exactly once
+on every way out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
+from typing import assert_never
+
+from prefixproxy.backends import Backend, SlotReading
+from prefixproxy.errors import ProxyError, UpstreamUnavailable
+from prefixproxy.lease import Lease, Waiting, Watch, rejection
+from prefixproxy.prefix import PrefixChain
+from prefixproxy.schedule import Scheduler
+from prefixproxy.schedule_types import (
+    Drop,
+    Effect,
+    Finish,
+    Grant,
+    Poll,
+    Reject,
+    Restore,
+    Save,
+    SchedulerSnapshot,
+    SlotSeen,
+    Ticket,
+    Warm,
+    WarmResult,
+)
+from prefixproxy.types import SlotId, TicketId, UpstreamFacts
+from prefixproxy.upkeep import Health, Listener, Upkeep, UpstreamState
+from prefixproxy.warming import Rendering, root_tokens
+
+LOCATE_EVERY_S = 0.03
+ASSUMED_BYTES_PER_TOKEN = 4.0
+RATE_WEIGHT = 0.2
+SHORTEST_TICK_S = 0.001
+LOADING_GRACE_S = 10.0
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    waiting: Waiting
+    ticket: Ticket
+    since: float
+    granted: asyncio.Future[Grant]
+
+
+class Dispatcher:
+    """Owns the scheduler. Use `running()` around everything else."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        backends: Sequence[tuple[Backend, int, bool]],
+        watch: Watch,
+        clock: Callable[[], float],
+        loading_wait_s: float = 300.0,
+    ) -> None:
+        """`backends`: each with the user's slot count (0: ask) and whether snapshots are allowed on it."""
+        self._scheduler = scheduler
+        self._watch = watch
+        self._clock = clock
+        self._loading_wait_s = loading_wait_s
+        listener = Listener(up=self._upstream_up, lost=self._upstream_lost, read=self._slots_read)
+        self.keepers = {
+            backend.name: Upkeep(UpstreamState(backend), listener, clock, slots=slots, snapshots=snapshots)
+            for backend, slots, snapshots in backends
+        }
+        self._entries: dict[TicketId, _Entry] = {}
+        self._leases: dict[TicketId, Lease] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._group: asyncio.TaskGroup | None = None
+        self._nudge = asyncio.Event()
+        self._some_up = asyncio.Event()
+        self._bytes_per_token = ASSUMED_BYTES_PER_TOKEN
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Keeps upstreams probed and the scheduler's clock going; on leaving, every task has ended."""
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            for keeper in self.keepers.values():
+                self._spawn(keeper.run())
+            self._spawn(self._keep_ticking())
+            try:
+                yield
+            finally:
+                for task in self._tasks:
+                    task.cancel()
+
+    @asynccontextmanager
+    async def lease(self, waiting: Waiting) -> AsyncIterator[Lease]:
+        """Waits for a slot, and gives it back on leaving, however that comes about.
+
+        Raises Rejected (queue full, or waited too long) and UpstreamUnavailable.
+        """
+        lease = await self._granted(waiting)
+        try:
+            yield lease
+        finally:
+            self._release(lease)
+
+    def first_token(self, lease: Lease) -> None:
+        """Its prefill is over: what the slot holds can serve others."""
+        self._apply(self._scheduler.first_token(lease.ticket.id, self._clock()))
+
+    def refresh(self) -> None:
+        """New evidence: the requests that wait may be stabilised differently now."""
+        for entry in list(self._entries.values()):
+            ticket = entry.waiting.ticket()
+            if ticket != entry.ticket and not entry.granted.done():
+                entry.ticket = ticket
+                self._apply(self._scheduler.rekey(ticket, self._clock()))
+
+    def estimate_tokens(self, chain: PrefixChain) -> int:
+        """Prompt tokens by the bytes-per-token ratio that the servers' own counts have shown so far."""
+        return max(1, round(chain.n_bytes / self._bytes_per_token))
+
+    def snapshot(self) -> SchedulerSnapshot:
+        return self._scheduler.snapshot(self._clock())
+
+    def backend_for(self, model: str) -> Backend:
+        """Any live upstream that serves `model`, for requests that take no slot. Raises UpstreamUnavailable."""
+        live = [k.state for k in self.keepers.values() if k.state.health is Health.UP and k.state.facts is not None]
+        named = [state for state in live if state.facts is not None and model in state.facts.models]
+        for state in named or live:
+            return state.backend
+        raise self._unavailable()
+
+    def lost(self, backend: Backend, failure: ProxyError) -> None:
+        """A request found this upstream gone."""
+        self.keepers[backend.name].failed(failure.message)
+
+    def loading(self, backend: Backend) -> None:
+        """A request was told that this upstream is loading its model: wait for it a little before saying no."""
+        self.keepers[backend.name].restarting(LOADING_GRACE_S)
+
+    # -- one request's way through the queue
+
+    async def _granted(self, waiting: Waiting) -> Lease:
+        ticket, since = waiting.ticket(), self._clock()
+        await self._until_some_upstream(ticket.deadline)
+        entry = _Entry(waiting, ticket, since, asyncio.get_running_loop().create_future())
+        self._entries[ticket.id] = entry
+        try:
+            self._apply(self._scheduler.submit([ticket], self._clock()))
+            grant = await entry.granted
+        except BaseException:
+            self._withdraw(entry)
+            raise
+        finally:
+            del self._entries[ticket.id]
+        return self._leases[grant.ticket_id]
+
+    def _withdraw(self, entry: _Entry) -> None:
+        """Cancelled while it waited; a grant that came in the same moment is given back unused."""
+        if entry.granted.cancelled() or not entry.granted.done():
+            self._apply(self._scheduler.cancel(entry.ticket.id, self._clock()))
+        elif entry.granted.exception() is None:
+            lease = self._leases[entry.ticket.id]
+            lease.idle = True
+            self._release(lease)
+
+    def _release(self, lease: Lease) -> None:
+        del self._leases[lease.ticket.id]
+        usage = lease.usage
+        finish = Finish(
+            ok=lease.ok,
+            cached_tokens=usage.cached_tokens,
+            evaluated_tokens=usage.evaluated_tokens,
+            predicted_tokens=usage.predicted_tokens,
+            prompt_s=None if usage.prompt_ms is None else usage.prompt_ms / 1e3,
+            confirmed_idle=lease.idle,
+        )
+        self._learn_ratio(lease)
+        self._apply(self._scheduler.finished(lease.ticket.id, finish, self._clock()))
+
+    def _learn_ratio(self, lease: Lease) -> None:
+        if lease.ok and lease.usage.prompt_tokens:
+            seen = lease.ticket.chain.n_bytes / lease.usage.prompt_tokens
+            self._bytes_per_token += RATE_WEIGHT * (seen - self._bytes_per_token)
+
+    async def _until_some_upstream(self, deadline: float) -> None:
+        """Waits for an upstream that is loading, within a bound; one that is down is no reason to wait."""
+        if self._some_up.is_set():
+            return
+        if not any(keeper.state.health is Health.LOADING for keeper in self.keepers.values()):
+            raise self._unavailable()
+        patience_s = min(self._loading_wait_s, deadline - self._clock())
+        try:
+            async with asyncio.timeout(patience_s):
+                await self._some_up.wait()
+        except TimeoutError:
+            raise self._unavailable() from None
+
+    def _unavailable(self) -> UpstreamUnavailable:
+        told = [f"{name}: {keeper.state.failure}" for name, keeper in self.keepers.items() if keeper.state.failure]
+        return UpstreamUnavailable("no upstream is ready (" + "; ".join(told or ["starting"]) + ")", retry_after_s=5)
+
+    # -- effects
+
+    def _apply(self, effects: list[Effect]) -> None:
+        """Carries out what the scheduler decided. No await beyond this point."""
+        todo = deque(effects)
+        while todo:
+            todo.extend(self._carry_out(todo.popleft()))
+        self._nudge.set()
+
+    def _carry_out(self, effect: Effect) -> list[Effect]:
+        match effect:
+            case Grant():
+                return self._grant(effect)
+            case Reject():
+                self._reject(effect)
+            case Warm():
+                lanes = [self._entries[i].waiting.rendering() for i in effect.tickets if i in self._entries]
+                self._spawn(self._warm(effect, lanes))
+            case Save():
+                self._spawn(self._save(effect))
+            case Restore():
+                self._spawn(self._restore(effect))
+            case Poll():
+                self.keepers[effect.upstream].read_soon()
+            case Drop():
+                log.debug("snapshot %s on %s is given up", effect.file, effect.upstream)
+            case _:
+                assert_never(effect)
+        return []
+
+    def _grant(self, grant: Grant) -> list[Effect]:
+        entry, now = self._entries.get(grant.ticket_id), self._clock()
+        if entry is None or entry.granted.done():
+            return self._scheduler.finished(grant.ticket_id, Finish(ok=False, confirmed_idle=True), now)
+        keeper = self.keepers[grant.upstream]
+        keeper.used()
+        lease = Lease(
+            ticket=entry.ticket,
+            backend=keeper.state.backend,
+            slot=None if grant.slot is None else grant.slot.slot,
+            expected_cached=grant.expected_cached,
+            fork=grant.fork,
+            reason=grant.reason,
+            queued_s=now - entry.since,
+        )
+        self._leases[grant.ticket_id] = lease
+        entry.granted.set_result(grant)
+        if grant.slot is None and keeper.state.facts is not None and keeper.state.facts.capabilities.observe:
+            self._spawn(self._locate(lease))
+        return []
+
+    def _reject(self, reject: Reject) -> None:
+        entry = self._entries.get(reject.ticket_id)
+        if entry is None or entry.granted.done():
+            return
+        entry.granted.set_exception(rejection(reject))
+
+    async def _warm(self, effect: Warm, lanes: Sequence[Rendering]) -> None:
+        backend = self.keepers[effect.slot.upstream].state.backend
+        result, usage = WarmResult(ok=False), None
+        with self._reporting(backend, "a warm-up"):
+            cost = await backend.warm(effect.slot, await root_tokens(backend, lanes))
+            usage = cost.usage
+            result = WarmResult(ok=True, n_tokens=cost.n_tokens, seconds=(usage.prompt_ms or 0.0) / 1e3)
+        facts = self.keepers[backend.name].state.facts
+        model = facts.model if facts else ""
+        self._watch.warmup(backend.name, "ok" if result.ok else "failed", model, effect.slot.slot, usage)
+        self._apply(self._scheduler.warmed(effect.root, result, self._clock()))
+
+    async def _save(self, effect: Save) -> None:
+        backend = self.keepers[effect.slot.upstream].state.backend
+        ok, n_bytes, seconds = False, 0, 0.0
+        with self._reporting(backend, "a save"):
+            copied = await backend.save(effect.slot, effect.file)
+            ok, n_bytes, seconds = True, copied.n_bytes, copied.seconds
+        self._apply(self._scheduler.saved(effect.root, ok, n_bytes, seconds, self._clock()))
+
+    async def _restore(self, effect: Restore) -> None:
+        backend = self.keepers[effect.slot.upstream].state.backend
+        ok, seconds = False, 0.0
+        with self._reporting(backend, "a restore"):
+            copied = await backend.restore(effect.slot, effect.file)
+            ok, seconds = True, copied.seconds
+        self._watch.fork(backend.name, "ok" if ok else "failed", seconds)
+        self._apply(self._scheduler.restored(effect.slot, effect.root, ok, seconds, self._clock()))
+
+    @contextmanager
+    def _reporting(self, backend: Backend, what: str) -> Iterator[None]:
+        """A job that fails leaves its report as it stood; the scheduler decides what that means."""
+        try:
+            yield
+        except UpstreamUnavailable as failure:
+            log.warning("%s on %s failed: %s", what, backend.name, failure.message)
+            self.lost(backend, failure)
+        except (ProxyError, KeyError, TypeError, ValueError) as failure:
+            log.warning("%s on %s failed: %s", what, backend.name, failure)
+
+    async def _locate(self, lease: Lease) -> None:
+        """Finds the slot that the server gave to an unpinned request: the busy one that is nobody else's."""
+        while self._leases.get(lease.ticket.id) is lease and lease.slot is None:
+            await asyncio.sleep(LOCATE_EVERY_S)
+            try:
+                reading = await lease.backend.slots()
+            except ProxyError as failure:
+                log.debug("looking for a slot on %s: %s", lease.backend.name, failure.message)
+                continue
+            self._located(lease, reading)
+
+    def _located(self, lease: Lease, reading: Mapping[int, SlotReading]) -> None:
+        if self._leases.get(lease.ticket.id) is not lease:
+            return
+        ours = {s.id.slot for s in self.snapshot().slots if s.id.upstream == lease.backend.name and s.ticket}
+        taken = [slot for slot, seen in reading.items() if seen.busy and slot not in ours]
+        if len(taken) == 1:
+            lease.slot = taken[0]
+            slot = SlotId(lease.backend.name, taken[0])
+            self._apply(self._scheduler.placed(lease.ticket.id, slot, self._clock()))
+
+    # -- upstreams and time
+
+    def _upstream_up(self, facts: UpstreamFacts) -> None:
+        self._some_up.set()
+        self._apply(self._scheduler.upstream_up(facts, self._clock()))
+
+    def _upstream_lost(self, name: str) -> None:
+        if not any(keeper.state.health is Health.UP for other, keeper in self.keepers.items() if other != name):
+            self._some_up.clear()
+        self._apply(self._scheduler.upstream_lost(name, self._clock()))
+
+    def _slots_read(self, upstream: str, reading: Mapping[int, SlotReading]) -> None:
+        seen = {slot: SlotSeen(busy=r.busy, n_tokens=r.n_tokens) for slot, r in reading.items()}
+        self._apply(self._scheduler.slots_seen(upstream, seen, self._clock()))
+
+    async def _keep_ticking(self) -> None:
+        while True:
+            self._nudge.clear()
+            wake = self._scheduler.next_wake()
+            pause_s = None if wake is None else max(SHORTEST_TICK_S, wake - self._clock())
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._nudge.wait()
+                    continue
+            self._apply(self._scheduler.tick(self._clock()))
+
+    def _spawn(self, job: Coroutine[object, object, None]) -> None:
+        if self._group is None:
+            raise RuntimeError("the dispatcher is not running")
+        task = self._group.create_task(job)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,120 @@
+"""One request on its way through: what it asked, where it stands, and what came of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from starlette.types import Scope
+
+from prefixproxy.intake import header
+from prefixproxy.lease import Lease
+from prefixproxy.plan import Plan
+from prefixproxy.prompt import AppendItem, SetText, SetValue
+from prefixproxy.schedule_types import Ticket
+from prefixproxy.types import Api, Outcome, Priority, TicketId, Usage
+from prefixproxy.warming import Rendering
+
+OUR_HEADERS = b"x-prefixproxy-"
+NO_SLOT = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Hints:
+    """What the client told this proxy, and nobody else, in headers."""
+
+    lane: str = ""
+    priority: Priority = Priority.INTERACTIVE
+    stabilise_off: bool = False
+
+    @classmethod
+    def of(cls, scope: Scope) -> Hints:
+        """Unknown values count as not given: a hint is never a reason to fail."""
+        asked = header(scope, OUR_HEADERS + b"priority").lower()
+        return cls(
+            lane=header(scope, OUR_HEADERS + b"lane")[:200],
+            priority=Priority.BATCH if asked == Priority.BATCH else Priority.INTERACTIVE,
+            stabilise_off=header(scope, OUR_HEADERS + b"stabilise").lower() == "off",
+        )
+
+
+@dataclass(slots=True, eq=False)
+class Times:
+    """Monotonic seconds. `own_s` is what the proxy itself took, summed over its steps."""
+
+    arrived: float
+    first_token: float | None = None
+    queue_s: float = 0.0
+    own_s: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class Exchange:
+    """The state of one request; the relay that runs it is its only writer."""
+
+    id: TicketId
+    path: str
+    api: Api
+    hints: Hints
+    tenant: str
+    unix_time: float
+    times: Times
+    plan: Plan | None = None
+    streaming: bool = False
+    outcome: Outcome = Outcome.OK
+    usage: Usage = field(default_factory=Usage)
+    lease: Lease | None = None
+
+    def planned(self) -> Plan:
+        if self.plan is None:
+            raise RuntimeError("the request has not been planned yet")
+        return self.plan
+
+
+def client_streams(api: Api, data: dict[str, object]) -> bool:
+    """Whether the client asked for a stream; Ollama's own paths stream unless told not to."""
+    default = api in (Api.OLLAMA_CHAT, Api.OLLAMA_GENERATE)
+    return bool(data.get("stream", default))
+
+
+def wanted_slot(data: dict[str, object]) -> int | None:
+    """The client's own `id_slot`. Anything but a whole number is ignored, as the server does (server-common.hpp,
+    json_value), and so is a negative one."""
+    slot = data.get("id_slot")
+    return slot if isinstance(slot, int) and not isinstance(slot, bool) and slot >= 0 else None
+
+
+def sequences(data: dict[str, object]) -> int:
+    """How many answers were asked for at once (`n`)."""
+    n = data.get("n_cmpl", data.get("n", 1))
+    return n if isinstance(n, int) and not isinstance(n, bool) and n > 1 else 1
+
+
+def ticket_of(exchange: Exchange, n_tokens: int, deadline: float, *, pinnable: bool) -> Ticket:
+    """The exchange as the scheduler sees it."""
+    plan = exchange.planned()
+    prompt, data = plan.prompt, plan.body.data
+    return Ticket(
+        id=exchange.id,
+        chain=plan.chain,
+        head_blocks=plan.head_blocks,
+        family=plan.family,
+        n_tokens=n_tokens,
+        arrived=exchange.times.arrived,
+        deadline=deadline,
+        model=str(data.get("model") or ""),
+        tenant=exchange.tenant,
+        priority=exchange.hints.priority,
+        wanted_slot=wanted_slot(data) if pinnable else None,
+        pinnable=pinnable,
+        warmable=pinnable and exchange.api is Api.CHAT and prompt is not None and not prompt.multimodal,
+        n_seqs=sequences(data),
+    )
+
+
+def rendering_of(exchange: Exchange) -> Rendering:
+    return Rendering(exchange.path, exchange.planned().rendered())
+
+
+def edits_text(exchange: Exchange) -> bool:
+    """Whether stabilising changed any prompt text of this request."""
+    return any(isinstance(edit, SetText | SetValue | AppendItem) for edit in exchange.planned().edits)

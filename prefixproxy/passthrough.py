@@ -1,0 +1,114 @@
+"""Everything that is not a prompt of ours: any method, path, query and body, forwarded as it is.
+
+Some of these paths still take a slot on the server (embeddings, reranking, transcription read no `id_slot` and take
+whichever is idle, server-context.cpp): they wait for their turn like any request, so that none is ever pinned to a
+slot one of them just took.
+"""
+
+from __future__ import annotations
+
+import secrets
+
+from starlette.types import Receive, Scope, Send
+
+from prefixproxy.backends import Backend
+from prefixproxy.backends.http import end_to_end
+from prefixproxy.errors import ProxyError, UpstreamUnavailable
+from prefixproxy.intake import ClientGone, read_body, without
+from prefixproxy.lease import Lease
+from prefixproxy.prefix import chain_of
+from prefixproxy.relay import Parts, target_of, unless_gone
+from prefixproxy.reply import Reply
+from prefixproxy.schedule_types import Ticket
+from prefixproxy.types import Priority, TicketId
+from prefixproxy.warming import Rendering
+
+SLOT_TAKING = frozenset(
+    {
+        "/embedding",
+        "/embeddings",
+        "/v1/embeddings",
+        "/rerank",
+        "/reranking",
+        "/v1/rerank",
+        "/v1/reranking",
+        "/v1/systemone",
+        "/audio/transcriptions",
+        "/v1/audio/transcriptions",
+    }
+)
+
+
+class Passthrough:
+    """Raw ASGI application for every path that has no other owner."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        reply = Reply(send, scope["path"])
+        try:
+            self._parts.gate.tenant(scope)
+            body = await read_body(scope, receive, self._parts.max_body_bytes)
+        except ClientGone:
+            return
+        except ProxyError as failure:
+            await reply.error(failure)
+        else:
+            await unless_gone(receive, self._forward(scope, reply, body))
+
+    async def _forward(self, scope: Scope, reply: Reply, body: bytes) -> None:
+        try:
+            if scope["method"] == "POST" and scope["path"] in SLOT_TAKING:
+                async with self._parts.dispatcher.lease(_SlotTaker(self._parts, body)) as lease:
+                    await self._exchange(scope, reply, body, lease.backend, lease)
+            else:
+                await self._exchange(scope, reply, body, self._parts.dispatcher.backend_for(""), None)
+        except ProxyError as failure:
+            await reply.error(failure)
+
+    async def _exchange(self, scope: Scope, reply: Reply, body: bytes, backend: Backend, lease: Lease | None) -> None:
+        headers = self._parts.gate.outgoing(without(end_to_end(scope["headers"]), frozenset({b"content-length"})))
+        if body or scope["method"] in ("POST", "PUT", "PATCH"):
+            headers.append((b"content-length", str(len(body)).encode()))
+        try:
+            response = await backend.open(scope["method"], target_of(scope), headers, body)
+        except UpstreamUnavailable as failure:
+            self._parts.dispatcher.lost(backend, failure)
+            raise
+        try:
+            await reply.start(response.status, end_to_end(response.headers))
+            async for chunk in response.chunks():
+                await reply.body(chunk)
+            if lease is not None:
+                lease.idle = True
+            await reply.end()
+        finally:
+            await response.close()
+
+
+class _SlotTaker:
+    """What the dispatcher sees of such a request: a prompt of its own, on any idle slot."""
+
+    def __init__(self, parts: Parts, body: bytes) -> None:
+        now = parts.clock()
+        chain = chain_of([body], salt=b"slot-taker")
+        self._ticket = Ticket(
+            id=TicketId(secrets.token_hex(8)),
+            chain=chain,
+            head_blocks=0,
+            family="",
+            n_tokens=parts.dispatcher.estimate_tokens(chain),
+            arrived=now,
+            deadline=now + parts.queue_timeout_s(),
+            priority=Priority.INTERACTIVE,
+            side=True,
+            pinnable=False,
+            warmable=False,
+        )
+
+    def ticket(self) -> Ticket:
+        return self._ticket
+
+    def rendering(self) -> Rendering:
+        raise RuntimeError("a request that is not warmable is never rendered")

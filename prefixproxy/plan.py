@@ -1,0 +1,122 @@
+"""What will be sent upstream for one request, and why: the pure steps between the body and the queue.
+
+The same plan serves the live path, a request that is stabilised again while it waits, and `explain`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from prefixproxy.answers import AnswerMemory
+from prefixproxy.body import Body
+from prefixproxy.chat import Canonical, apply_edits, canonical, parse_prompt
+from prefixproxy.prefix import PrefixChain, blocks_within, chain_of
+from prefixproxy.prompt import Edit, Prompt
+from prefixproxy.stabilise import Stabiliser
+from prefixproxy.tools import ToolMemory
+from prefixproxy.types import Api, Relocation
+
+Mode = Literal["apply", "observe", "off"]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One request as it stands now. `prompt` is None for a body no dialect understands: that is sent as it came, and
+    found again only by its bytes. `edits` are what stabilising does to the body; `relocations` what it cut (in mode
+    observe: what it would cut)."""
+
+    api: Api
+    body: Body
+    prompt: Prompt | None
+    edits: tuple[Edit, ...]
+    relocations: tuple[Relocation, ...]
+    family: str
+    conversation: str
+    canonical: Canonical | None
+    chain: PrefixChain
+    head_blocks: int
+
+    def rendered(self, control: Sequence[Edit] = ()) -> bytes:
+        """The body to send, with `control` (slot, streaming) added."""
+        return self.body.render([*self.edits, *control])
+
+
+class Planner:
+    """Owns what the stabilising steps remember. Not one of its methods waits."""
+
+    def __init__(self, stabiliser: Stabiliser, tools: ToolMemory, answers: AnswerMemory, mode: Mode) -> None:
+        self.stabiliser = stabiliser
+        self.tools = tools
+        self.answers = answers
+        self.mode: Mode = mode
+
+    def arrive(self, api: Api, body: Body, request_id: str, now: float, *, lane: str = "", off: bool = False) -> bool:
+        """A new request is seen, before it is planned. True if it taught something, so that the requests that wait
+        should be planned anew."""
+        prompt = parse_prompt(api, body)
+        if prompt is None or off or self.mode == "off":
+            return False
+        return self.stabiliser.observe(prompt, now, request_id=request_id)
+
+    def plan(self, api: Api, body: Body, request_id: str, now: float, *, lane: str = "", off: bool = False) -> Plan:
+        """Decide and remember. Called again for the same `request_id`, it replaces what the first call remembered."""
+        return self._plan(api, body, now, lane, "off" if off else self.mode, request_id)
+
+    def explain(self, api: Api, body: Body, now: float, *, lane: str = "") -> Plan:
+        """What `plan` would answer; nothing is remembered."""
+        return self._plan(api, body, now, lane, self.mode, None)
+
+    def forget(self, request_id: str) -> None:
+        """The request was never sent: it is in nobody's history."""
+        self.stabiliser.forget_request(request_id)
+
+    def _plan(self, api: Api, body: Body, now: float, lane: str, mode: Mode, request_id: str | None) -> Plan:
+        prompt = parse_prompt(api, body)
+        if prompt is None:
+            return _opaque_plan(api, body)
+        edits: list[Edit] = []
+        relocations: tuple[Relocation, ...] = ()
+        family = conversation = ""
+        if mode != "off":
+            live = mode == "apply" and request_id is not None
+            steadied = self._steady(prompt, live=live)
+            edited = apply_edits(prompt, steadied)
+            if live:
+                done = self.stabiliser.apply(edited, now, lane=lane, request_id=request_id or "")
+            else:
+                done = self.stabiliser.preview(edited, now, lane=lane)
+            relocations, family, conversation = done.relocations, done.family, done.conversation
+            if mode == "apply":
+                edits, prompt = [*steadied, *done.edits], done.prompt
+        form = canonical(prompt)
+        chain = chain_of(form.parts, salt=prompt.model.encode("utf-8", "surrogatepass"))
+        head_blocks = blocks_within(form.head_bytes)
+        return Plan(
+            api=api,
+            body=body,
+            prompt=prompt,
+            edits=tuple(edits),
+            relocations=relocations,
+            family=family or _family_of(chain, head_blocks),
+            conversation=conversation,
+            canonical=form,
+            chain=chain,
+            head_blocks=head_blocks,
+        )
+
+    def _steady(self, prompt: Prompt, *, live: bool) -> tuple[Edit, ...]:
+        """Tool definitions and replayed tool calls in the bytes this server has seen before."""
+        tools = self.tools.apply(prompt) if live else self.tools.preview(prompt)
+        return (*tools, *self.answers.apply(prompt))
+
+
+def _opaque_plan(api: Api, body: Body) -> Plan:
+    chain = chain_of([body.raw])
+    return Plan(api, body, None, (), (), _family_of(chain, 0), "", None, chain, 0)
+
+
+def _family_of(chain: PrefixChain, head_blocks: int) -> str:
+    root = chain.head(head_blocks) if head_blocks else chain
+    return f"{root.digest:016x}"

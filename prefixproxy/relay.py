@@ -1,0 +1,261 @@
+"""The hot path: one request from its first byte to its journal record, as a raw ASGI application.
+
+The callable itself holds the lease, so a slot is given back on every way out, also while `send` is blocked on a slow
+reader. Two tasks race: the request's work, and a watch for the client leaving (ASGI tells that only through `receive`).
+Bytes of a stream go through as they came; nothing in them is parsed but the first events, while progress reports that
+we asked for are taken out, and the last, which carry the counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.types import Receive, Scope, Send
+
+from prefixproxy.assemble import can_assemble, stream_body_edits
+from prefixproxy.backends import UpstreamResponse
+from prefixproxy.backends.http import end_to_end
+from prefixproxy.body import Body
+from prefixproxy.dispatch import Dispatcher
+from prefixproxy.errors import ProxyError, Rejected, UpstreamFailed, UpstreamUnavailable
+from prefixproxy.exchange import (
+    OUR_HEADERS,
+    Exchange,
+    Hints,
+    Times,
+    client_streams,
+    rendering_of,
+    ticket_of,
+)
+from prefixproxy.gate import Gate
+from prefixproxy.intake import ClientGone, decode_body, header, read_body, without
+from prefixproxy.lease import Lease
+from prefixproxy.plan import Planner
+from prefixproxy.prompt import Edit, Remove, SetKey
+from prefixproxy.reply import Reply
+from prefixproxy.schedule_types import Ticket
+from prefixproxy.telemetry import Telemetry
+from prefixproxy.types import API_OF_PATH, PINNABLE, Outcome, TicketId
+from prefixproxy.warming import Rendering
+
+ATTEMPTS = 2
+"""One retry, and only while no byte has gone to the client: an idle connection may have been closed by the server in
+the moment it was used."""
+SERVICE_UNAVAILABLE = 503
+_RESUMABLE = b"x-conversation-id"
+"""It turns on resumable streams, which run on after a disconnect (server-stream.cpp): the slot would not come free."""
+_NOT_FORWARDED = frozenset({b"content-length", b"content-encoding", b"accept-encoding", b"expect", _RESUMABLE})
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What every request needs. `clock` is monotonic seconds; `queue_timeout_s` is asked anew for each request, as it
+    can be changed live."""
+
+    dispatcher: Dispatcher
+    planner: Planner
+    telemetry: Telemetry
+    gate: Gate
+    max_body_bytes: int
+    queue_timeout_s: Callable[[], float]
+    clock: Callable[[], float]
+    unix_time: Callable[[], float]
+
+
+class Relay:
+    """Raw ASGI application for every path in `API_OF_PATH`."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        reply = Reply(send, scope["path"])
+        exchange = Exchange(
+            id=TicketId(secrets.token_hex(8)),
+            path=scope["path"],
+            api=API_OF_PATH[scope["path"]],
+            hints=Hints.of(scope),
+            tenant="",
+            unix_time=self._parts.unix_time(),
+            times=Times(self._parts.clock()),
+        )
+        reply.more[OUR_HEADERS + b"request-id"] = exchange.id.encode()
+        try:
+            raw = await self._admit(exchange, scope, receive)
+        except ClientGone:
+            exchange.outcome = Outcome.CLIENT_GONE
+        except ProxyError as failure:
+            exchange.outcome = Outcome.BAD_REQUEST
+            await reply.error(failure)
+        else:
+            run = _Run(self._parts, exchange, scope, reply)
+            if not await unless_gone(receive, run.work(raw)):
+                exchange.outcome = Outcome.CLIENT_GONE
+        self._parts.telemetry.record(exchange, reply.status or 0, self._parts.clock())
+
+    async def _admit(self, exchange: Exchange, scope: Scope, receive: Receive) -> bytes:
+        """The decoded body of a client that may use this proxy."""
+        exchange.tenant = self._parts.gate.tenant(scope)
+        limit = self._parts.max_body_bytes
+        raw = await read_body(scope, receive, limit)
+        exchange.times.arrived = self._parts.clock()
+        return decode_body(raw, header(scope, b"content-encoding"), limit)
+
+
+class _Run:
+    """One exchange at work. It is what waits in the dispatcher's queue."""
+
+    def __init__(self, parts: Parts, exchange: Exchange, scope: Scope, reply: Reply) -> None:
+        self._parts = parts
+        self._planner = parts.planner
+        self._dispatcher = parts.dispatcher
+        self._clock = parts.clock
+        self._exchange = exchange
+        self._reply = reply
+        self._target = target_of(scope)
+        self._headers = parts.gate.outgoing(without(end_to_end(scope["headers"]), _NOT_FORWARDED))
+        self._body = Body(b"{}", {})
+        self._deadline = 0.0
+
+    def ticket(self) -> Ticket:
+        exchange = self._exchange
+        exchange.plan = self._planner.plan(
+            exchange.api,
+            self._body,
+            exchange.id,
+            self._clock(),
+            lane=exchange.hints.lane,
+            off=exchange.hints.stabilise_off,
+        )
+        n_tokens = self._dispatcher.estimate_tokens(exchange.plan.chain)
+        return ticket_of(exchange, n_tokens, self._deadline, pinnable=exchange.api in PINNABLE)
+
+    def rendering(self) -> Rendering:
+        return rendering_of(self._exchange)
+
+    async def work(self, raw: bytes) -> None:
+        """Until the client has its answer or its error. Only cancelled from outside."""
+        exchange = self._exchange
+        try:
+            self._body = Body.parse(raw)
+            self._deadline = exchange.times.arrived + self._parts.queue_timeout_s()
+            exchange.streaming = client_streams(exchange.api, self._body.data)
+            if self._planner.arrive(exchange.api, self._body, exchange.id, self._clock()):
+                self._dispatcher.refresh()
+            await self._attempts()
+        except ProxyError as failure:
+            exchange.outcome = _outcome_of(failure)
+            await self._reply.error(failure)
+        except Exception:
+            log.exception("request %s failed inside the proxy", exchange.id)
+            exchange.outcome = Outcome.UPSTREAM_ERROR
+            await self._reply.error(ProxyError("the proxy failed on this request; its log says why"))
+        finally:
+            if exchange.lease is None:
+                self._planner.forget(exchange.id)
+
+    async def _attempts(self) -> None:
+        for attempt in range(ATTEMPTS):
+            try:
+                done = await self._once()
+            except UpstreamFailed:
+                if self._reply.status is not None or attempt + 1 == ATTEMPTS or not await self._still_there():
+                    raise
+            else:
+                if done:
+                    return
+        raise UpstreamUnavailable("the upstream kept loading its model", retry_after_s=5)
+
+    async def _still_there(self) -> bool:
+        """Whether the upstream that broke off is alive: then the connection was stale, and one more try is fair."""
+        lease = self._exchange.lease
+        if lease is None:
+            return False
+        try:
+            await lease.backend.health()
+        except ProxyError as failure:
+            self._dispatcher.lost(lease.backend, failure)
+            return False
+        return True
+
+    async def _once(self) -> bool:
+        """Wait for a slot and run there; False if the upstream turned out to be loading its model."""
+        before = self._clock()
+        async with self._dispatcher.lease(self) as lease:
+            exchange = self._exchange
+            exchange.lease = lease
+            exchange.times.queue_s += lease.queued_s
+            exchange.times.own_s += max(0.0, self._clock() - before - lease.queued_s)
+            response = await self._open(lease)
+            try:
+                if response.status == SERVICE_UNAVAILABLE and self._reply.status is None:
+                    lease.idle = True
+                    self._dispatcher.loading(lease.backend)
+                    return False
+                answer = Answer(exchange, self._body, self._reply, lease, self._clock, self._dispatcher.first_token)
+                await answer.relay(response)
+            finally:
+                await response.close()
+        return True
+
+    async def _open(self, lease: Lease) -> UpstreamResponse:
+        """Send it. A slot that was never reached is idle."""
+        started = self._clock()
+        payload = self._exchange.planned().rendered(self._control(lease))
+        headers = [*self._headers, (b"content-length", str(len(payload)).encode())]
+        self._exchange.times.own_s += self._clock() - started
+        try:
+            return await lease.backend.open("POST", self._target, headers, payload)
+        except UpstreamUnavailable as failure:
+            lease.idle = True
+            self._dispatcher.lost(lease.backend, failure)
+            raise
+
+    def _control(self, lease: Lease) -> list[Edit]:
+        """The keys that are ours: which slot, and a stream even for a client that wants JSON."""
+        exchange, data = self._exchange, self._body.data
+        edits: list[Edit] = list(stream_body_edits(exchange.api, data)) if self._streams_upstream() else []
+        if lease.slot is not None:
+            edits.append(SetKey((), "id_slot", lease.slot))
+        elif "id_slot" in data and exchange.api in PINNABLE:
+            edits.append(Remove(("id_slot",)))
+        return edits
+
+    def _streams_upstream(self) -> bool:
+        return self._exchange.streaming or can_assemble(self._exchange.api, self._body.data)
+
+
+async def unless_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> bool:
+    """Run `work` to its end, or until the client leaves: then it is cancelled, and the answer is False."""
+    async with asyncio.TaskGroup() as group:
+        job = group.create_task(work)
+        watch = group.create_task(_left(receive))
+        await asyncio.wait({job, watch}, return_when=asyncio.FIRST_COMPLETED)
+        (watch if job.done() else job).cancel()
+    return not job.cancelled()
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        continue
+
+
+def target_of(scope: Scope) -> str:
+    """The raw path and query, as the client wrote them."""
+    query = scope["query_string"].decode("latin-1")
+    return str(scope["raw_path"].decode("latin-1").partition("?")[0]) + ("?" + query if query else "")
+
+
+def _outcome_of(failure: ProxyError) -> Outcome:
+    if isinstance(failure, Rejected):
+        return Outcome.TIMED_OUT if failure.code == "queue_timeout" else Outcome.REJECTED
+    if isinstance(failure, UpstreamUnavailable):
+        return Outcome.UPSTREAM_DOWN
+    return Outcome.UPSTREAM_ERROR if failure.status >= 500 else Outcome.BAD_REQUEST

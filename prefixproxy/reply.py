@@ -1,0 +1,65 @@
+"""Writes one ASGI response: its head at most once, its length right, errors in the shape of the API called."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+import orjson
+from starlette.types import Send
+
+from prefixproxy.errors import ProxyError
+
+Headers = Iterable[tuple[bytes, bytes]]
+
+log = logging.getLogger(__name__)
+
+
+class Reply:
+    """One response to one request. `more` are headers of ours that every head gets."""
+
+    def __init__(self, send: Send, path: str) -> None:
+        self._send = send
+        self._path = path
+        self.status: int | None = None
+        self.finished = False
+        self.more: dict[bytes, bytes] = {}
+
+    async def start(self, status: int, headers: Headers) -> None:
+        """Send the head. Called once, or it is our mistake."""
+        if self.status is not None:
+            raise RuntimeError("a response has one head")
+        self.status = status
+        await self._send({"type": "http.response.start", "status": status, "headers": [*headers, *self.more.items()]})
+
+    async def body(self, chunk: bytes) -> None:
+        await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
+
+    async def end(self, chunk: bytes = b"") -> None:
+        self.finished = True
+        await self._send({"type": "http.response.body", "body": chunk, "more_body": False})
+
+    async def whole(self, status: int, headers: Headers, body: bytes) -> None:
+        """Head and body at once, with the body's length."""
+        await self.start(status, [*headers, (b"content-length", str(len(body)).encode())])
+        await self.end(body)
+
+    async def json(self, status: int, value: object) -> None:
+        await self.whole(status, [(b"content-type", b"application/json")], orjson.dumps(value))
+
+    async def error(self, failure: ProxyError) -> None:
+        """The error as an answer; or, if the head is out, as the last event of the stream."""
+        if self.status is None:
+            await self.whole(failure.status, failure.headers(), failure.body(self._path))
+        elif not self.finished:
+            log.warning("%s broke off: %s", self._path, failure.message)
+            await self.end(error_event(self._path, failure))
+
+
+def error_event(path: str, failure: ProxyError) -> bytes:
+    """The error as a stream of this API tells it."""
+    body = failure.body(path)
+    if path.startswith("/api/"):
+        return body + b"\n"
+    named = b"event: error\n" if path.startswith(("/v1/messages", "/v1/responses")) else b""
+    return named + b"data: " + body + b"\n\n"
