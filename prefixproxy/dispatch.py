@@ -26,6 +26,7 @@ from prefixproxy.schedule_types import (
     Effect,
     Finish,
     Grant,
+    Policy,
     Poll,
     Reject,
     Restore,
@@ -130,6 +131,15 @@ class Dispatcher:
 
     def snapshot(self) -> SchedulerSnapshot:
         return self._scheduler.snapshot(self._clock())
+
+    def set_policy(self, policy: Policy) -> None:
+        """Effective at once, for those that wait too."""
+        self._apply(self._scheduler.set_policy(policy, self._clock()))
+
+    def model_of(self, upstream: str) -> str:
+        """The model an upstream says it runs, "" if that is not known."""
+        keeper = self.keepers.get(upstream)
+        return keeper.state.facts.model if keeper and keeper.state.facts else ""
 
     def backend_for(self, model: str) -> Backend:
         """Any live upstream that serves `model`, for requests that take no slot. Raises UpstreamUnavailable."""
@@ -273,9 +283,8 @@ class Dispatcher:
             cost = await backend.warm(effect.slot, await root_tokens(backend, lanes))
             usage = cost.usage
             result = WarmResult(ok=True, n_tokens=cost.n_tokens, seconds=(usage.prompt_ms or 0.0) / 1e3)
-        facts = self.keepers[backend.name].state.facts
-        model = facts.model if facts else ""
-        self._watch.warmup(backend.name, "ok" if result.ok else "failed", model, effect.slot.slot, usage)
+        outcome, model = "ok" if result.ok else "failed", self.model_of(backend.name)
+        self._watch.warmup(backend.name, outcome, model, effect.slot.slot, usage)
         self._apply(self._scheduler.warmed(effect.root, result, self._clock()))
 
     async def _save(self, effect: Save) -> None:

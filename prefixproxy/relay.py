@@ -17,6 +17,7 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
+from prefixproxy.answering import Answer
 from prefixproxy.assemble import can_assemble, stream_body_edits
 from prefixproxy.backends import UpstreamResponse
 from prefixproxy.backends.http import end_to_end

@@ -102,6 +102,11 @@ class Upkeep:
         self.state.pause_s = FIRST_PAUSE_S
         self.state.probe_now.set()
 
+    def gone(self, why: str) -> None:
+        """Its process has ended for good: no request waits for it any more."""
+        self.state.back_by = float("-inf")
+        self.failed(why)
+
     def read_soon(self) -> None:
         """Look at the slots shortly, once for however many ask."""
         self.state.read_now.set()

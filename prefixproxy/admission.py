@@ -1,0 +1,45 @@
+"""The admission settings while the proxy runs: read by every request, changed by PATCH, effective at once."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from prefixproxy.schedule_types import Policy
+from prefixproxy.settings import Admission, amended
+
+log = logging.getLogger(__name__)
+
+
+def policy_of(admission: Admission) -> Policy:
+    """The settings as the scheduler takes them."""
+    return Policy(
+        queue_limit=admission.queue_limit,
+        max_concurrency=admission.concurrency,
+        side_slots=admission.side_slots,
+        policy=admission.policy,
+        fork=admission.fork,
+        root_threshold_s=admission.root_threshold,
+    )
+
+
+class AdmissionControl:
+    """Holds the settings in force."""
+
+    def __init__(self, admission: Admission, set_policy: Callable[[Policy], None]) -> None:
+        self._admission = admission
+        self._set_policy = set_policy
+
+    def queue_timeout_s(self) -> float:
+        return self._admission.queue_timeout
+
+    def shown(self) -> dict[str, Any]:
+        return self._admission.model_dump()
+
+    def change(self, changes: Mapping[str, Any]) -> None:
+        """Raises UsageError, and changes nothing, if any of them is wrong."""
+        changed = amended(self._admission, changes)
+        log.info("admission settings changed: %s", ", ".join(f"{key}={value}" for key, value in changes.items()))
+        self._admission = changed
+        self._set_policy(policy_of(changed))

@@ -1,0 +1,117 @@
+"""Wires the parts together: everything is built once, here, and handed on as arguments."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from starlette.applications import Starlette
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from prefixproxy.admission import AdmissionControl, policy_of
+from prefixproxy.answers import AnswerMemory
+from prefixproxy.backends import Backend
+from prefixproxy.backends.llamacpp import LlamaServer
+from prefixproxy.classify import History
+from prefixproxy.dispatch import Dispatcher
+from prefixproxy.errors import UsageError
+from prefixproxy.gate import Gate
+from prefixproxy.journal import Journal
+from prefixproxy.metrics import Metrics
+from prefixproxy.passthrough import Passthrough
+from prefixproxy.plan import Planner
+from prefixproxy.relay import Parts, Relay
+from prefixproxy.schedule import Scheduler
+from prefixproxy.settings import Settings
+from prefixproxy.stabilise import StabilisePolicy, Stabiliser
+from prefixproxy.status import OWN_PREFIX, PUBLIC, Status, status_snapshot
+from prefixproxy.telemetry import Telemetry
+from prefixproxy.tools import ToolMemory
+from prefixproxy.types import API_OF_PATH
+from prefixproxy.volatile import load_rules
+
+EMBEDDED = "embedded"
+
+
+@dataclass(frozen=True, slots=True)
+class Proxy:
+    """The ASGI application, and the parts that a command may want to look at."""
+
+    app: ASGIApp
+    parts: Parts
+
+
+def create_app(settings: Settings, *, engine_url: str | None = None) -> Proxy:
+    """The whole proxy for these settings; `engine_url` is the embedded engine's, if that is the upstream.
+
+    Raises UsageError for a rule file that is wrong.
+    """
+    clock = time.monotonic
+    metrics = Metrics()
+    dispatcher = Dispatcher(Scheduler(policy_of(settings.admission)), _backends(settings, engine_url), metrics, clock)
+    admission = AdmissionControl(settings.admission, dispatcher.set_policy)
+    parts = Parts(
+        dispatcher=dispatcher,
+        planner=_planner(settings),
+        telemetry=Telemetry(metrics, Journal(settings.journal.keep), History(), dispatcher.model_of),
+        gate=Gate(_keys(settings)),
+        max_body_bytes=settings.server.max_body_bytes,
+        queue_timeout_s=admission.queue_timeout_s,
+        clock=clock,
+        unix_time=time.time,
+    )
+    metrics.watch(lambda: status_snapshot(dispatcher))
+    return Proxy(_Entrance(parts, admission), parts)
+
+
+class _Entrance:
+    """The first fork: our own pages, prompts, and everything else. Prompts meet no middleware."""
+
+    def __init__(self, parts: Parts, admission: AdmissionControl) -> None:
+        @asynccontextmanager
+        async def lifespan(app: Starlette) -> AsyncIterator[None]:
+            async with parts.dispatcher.running():
+                yield
+
+        self._own = Starlette(routes=Status(parts, admission).routes(), lifespan=lifespan)
+        self._relay = Relay(parts)
+        self._passthrough = Passthrough(parts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in PUBLIC or scope["path"].startswith(OWN_PREFIX):
+            await self._own(scope, receive, send)
+        elif scope["method"] == "POST" and scope["path"] in API_OF_PATH:
+            await self._relay(scope, receive, send)
+        else:
+            await self._passthrough(scope, receive, send)
+
+
+def _backends(settings: Settings, engine_url: str | None) -> list[tuple[Backend, int, bool]]:
+    if engine_url is not None:
+        return [(LlamaServer(EMBEDDED, engine_url), 0, True)]
+    for upstream in settings.upstreams:
+        if upstream.kind not in ("auto", "llama-server"):
+            raise UsageError(f"upstreams.{upstream.name}.kind: {upstream.kind} is not supported yet")
+    return [(LlamaServer(u.name, u.url, u.api_key), u.slots, u.snapshots == "auto") for u in settings.upstreams]
+
+
+def _planner(settings: Settings) -> Planner:
+    stabilise = settings.stabilise
+    rules = load_rules([(name, _rule_file(name)) for name in stabilise.rules], frozenset(stabilise.disabled))
+    policy = StabilisePolicy(learned=stabilise.learned, replay_limit_tokens=stabilise.replay_limit)
+    return Planner(Stabiliser(rules, policy), ToolMemory(), AnswerMemory(), stabilise.mode)
+
+
+def _rule_file(name: str) -> str:
+    try:
+        return Path(name).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as failure:
+        raise UsageError(f"stabilise.rules: cannot read {name}: {failure}") from None
+
+
+def _keys(settings: Settings) -> Mapping[str, str]:
+    named = {tenant.api_key: tenant.name for tenant in settings.tenants}
+    return {**dict.fromkeys(settings.server.api_keys, ""), **named}

@@ -1,0 +1,115 @@
+"""The `prefixproxy` command. Exit codes: 0 fine, 1 a check failed, 2 wrong usage or settings."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from prefixproxy import __version__
+from prefixproxy.errors import UsageError
+from prefixproxy.settings import Settings, load_settings, upstream_values
+
+app = typer.Typer(
+    name="prefixproxy",
+    help="An OpenAI-compatible proxy that makes the KV cache of llama-server and Ollama hit.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+USAGE_ERROR = 2
+
+ConfigOption = Annotated[Path | None, typer.Option("--config", help="Settings file (TOML).", show_default=False)]
+UpstreamOption = Annotated[
+    list[str] | None, typer.Option("--upstream", help="Base URL of a running server; repeatable.", show_default=False)
+]
+ModelOption = Annotated[
+    Path | None, typer.Option("--model", help="GGUF file for the embedded engine.", show_default=False)
+]
+ParallelOption = Annotated[
+    int | None, typer.Option("--parallel", help="Slots of the embedded engine (default 4).", show_default=False)
+]
+CtxOption = Annotated[
+    int | None, typer.Option("--ctx", help="Context of each slot in tokens (default 4096).", show_default=False)
+]
+HostOption = Annotated[
+    str | None, typer.Option("--host", help="Address to listen on (default 127.0.0.1).", show_default=False)
+]
+PortOption = Annotated[int | None, typer.Option("--port", help="Port to listen on (default 8100).", show_default=False)]
+LogLevelOption = Annotated[str, typer.Option("--log-level", help="debug, info, warning or error.")]
+
+
+@app.callback()
+def prefixproxy(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.", is_eager=True)] = False,
+) -> None:
+    if version:
+        typer.echo(f"prefixproxy {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def serve(
+    upstream: UpstreamOption = None,
+    model: ModelOption = None,
+    parallel: ParallelOption = None,
+    ctx: CtxOption = None,
+    config: ConfigOption = None,
+    host: HostOption = None,
+    port: PortOption = None,
+    log_level: LogLevelOption = "info",
+) -> None:
+    """Run the proxy in front of --upstream URL, or of the embedded engine with --model FILE (or the bundled model)."""
+    from prefixproxy.serving import run
+
+    log_to_stderr(log_level)
+    if upstream and model:
+        raise UsageError("--upstream and --model exclude each other: name a running server, or a model to run")
+    settings = settings_of(
+        config,
+        {
+            "server.host": host,
+            "server.port": port,
+            "engine.model": None if model is None else str(model),
+            "engine.parallel": parallel,
+            "engine.ctx": ctx,
+            "upstreams": upstream_values(upstream) if upstream else None,
+        },
+        embedded=model is not None,
+    )
+    run(settings, lambda url: typer.echo(f"prefixproxy {__version__} listens on {url}", err=True))
+
+
+def settings_of(config: Path | None, overrides: dict[str, Any], *, embedded: bool = False) -> Settings:
+    """The settings in force; `embedded` (--model) sets aside the upstreams of the file."""
+    if embedded:
+        overrides["upstreams"] = []
+    return load_settings(config, overrides, os.environ)
+
+
+def log_to_stderr(level: str) -> None:
+    """One line per event. Raises UsageError for an unknown level."""
+    number = logging.getLevelNamesMapping().get(level.upper())
+    if number is None:
+        raise UsageError(f"--log-level: {level!r} is none of debug, info, warning, error")
+    logging.basicConfig(stream=sys.stderr, level=number, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    for noisy in ("asyncio", "httpx", "uvicorn.error"):
+        logging.getLogger(noisy).setLevel(max(number, logging.WARNING))
+
+
+def main() -> None:
+    """Entry point: wrong usage is one line on stderr, never a traceback."""
+    try:
+        app()
+    except UsageError as failure:
+        typer.echo(f"prefixproxy: {failure}", err=True)
+        sys.exit(USAGE_ERROR)
+
+
+if __name__ == "__main__":
+    main()
