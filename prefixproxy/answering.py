@@ -17,15 +17,14 @@ from prefixproxy.backends import UpstreamResponse
 from prefixproxy.backends.http import end_to_end
 from prefixproxy.body import Body
 from prefixproxy.errors import UpstreamFailed
-from prefixproxy.exchange import OUR_HEADERS, Exchange
-from prefixproxy.intake import without
+from prefixproxy.exchange import Exchange
+from prefixproxy.intake import OUR_HEADERS, without
 from prefixproxy.lease import Lease
 from prefixproxy.reply import Reply
-from prefixproxy.sse import ProgressFilter, SSEReader, StreamTail, data_of
+from prefixproxy.sse import ProgressFilter, SSEReader, StreamTail, object_of
 from prefixproxy.types import Api, Outcome, Usage
 from prefixproxy.usage import usage_from
 
-LAST_EVENTS = 6
 MAX_ANSWER_BYTES = 256 << 20
 
 Headers = list[tuple[bytes, bytes]]
@@ -70,7 +69,7 @@ class Answer:
         self._lease.usage = self._exchange.usage
 
     async def _relay_stream(self, response: UpstreamResponse, headers: Headers) -> None:
-        progress, tail = ProgressFilter(), StreamTail()
+        progress, tail = self._progress_filter(), StreamTail()
         await self._reply.start(response.status, [*without(headers, _STREAM_DROPS), *_STREAM_HEADERS])
         async for chunk in response.chunks():
             tail.feed(chunk)
@@ -80,12 +79,12 @@ class Answer:
             if out:
                 await self._reply.body(out)
         rest = progress.close()
-        self._learn(_objects(tail.last_events(LAST_EVENTS)))
+        self._learn(tail.last_objects())
         await self._reply.end(rest)
 
     async def _relay_assembled(self, response: UpstreamResponse, headers: Headers) -> None:
         """A client that wants JSON gets what the server would have said without streaming."""
-        progress, reader = ProgressFilter(), SSEReader()
+        progress, reader = self._progress_filter(), SSEReader()
         assembler = Assembler(self._exchange.api, self._body.data)
         async for chunk in response.chunks():
             for event in reader.feed(progress.feed(chunk)):
@@ -118,6 +117,9 @@ class Answer:
             self._exchange.usage = _usage_of_plain(self._exchange.api, body)
             self._count()
         await self._reply.whole(response.status, without(headers, frozenset({b"content-length"})), body)
+
+    def _progress_filter(self) -> ProgressFilter:
+        return ProgressFilter(self._exchange.api, remove=not self._body.data.get("return_progress"))
 
     def _learn(self, objects: list[dict[str, Any]]) -> None:
         """The stream ended by itself: the slot is idle, and the last events say what it cost."""
@@ -153,22 +155,9 @@ class Answer:
 
 
 def _feed(assembler: Assembler, event: bytes) -> None:
-    data = data_of(event)
-    if data is not None and data != b"[DONE]":
-        assembler.feed(orjson.loads(data))
-
-
-def _objects(events: list[bytes]) -> list[dict[str, Any]]:
-    """The JSON objects in the data of some events; what is none is no count either."""
-    out = []
-    for event in events:
-        data = data_of(event)
-        if data is not None and data.startswith(b"{"):
-            try:
-                out.append(orjson.loads(data))
-            except orjson.JSONDecodeError:
-                log.debug("the last events of a stream hold something that is no JSON")
-    return out
+    value = object_of(event)
+    if value is not None:
+        assembler.feed(value)
 
 
 def _usage_of_plain(api: Api, body: bytes) -> Usage:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from starlette.types import Scope
 
-from prefixproxy.intake import header
+from prefixproxy.intake import OUR_HEADERS, header
 from prefixproxy.lease import Lease
 from prefixproxy.plan import Plan
 from prefixproxy.prompt import AppendItem, SetText, SetValue
@@ -14,7 +14,6 @@ from prefixproxy.schedule_types import Ticket
 from prefixproxy.types import Api, Outcome, Priority, TicketId, Usage
 from prefixproxy.warming import Rendering
 
-OUR_HEADERS = b"x-prefixproxy-"
 NO_SLOT = -1
 
 

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping
 from starlette.types import Scope
 
 from prefixproxy.errors import InvalidApiKey
-from prefixproxy.exchange import OUR_HEADERS
-from prefixproxy.intake import header
+from prefixproxy.intake import OUR_HEADERS, header
 
 _CREDENTIALS = frozenset({b"authorization", b"x-api-key"})
 

@@ -10,6 +10,9 @@ from starlette.types import Receive, Scope
 
 from prefixproxy.errors import BadRequest
 
+OUR_HEADERS = b"x-prefixproxy-"
+"""Hints in requests, facts in answers; none is ever forwarded."""
+
 IDENTITY = frozenset({"", "identity"})
 GZIP = frozenset({"gzip", "x-gzip"})
 _ZSTD_BITE_BYTES = 512

@@ -25,7 +25,6 @@ from prefixproxy.body import Body
 from prefixproxy.dispatch import Dispatcher
 from prefixproxy.errors import ProxyError, Rejected, UpstreamFailed, UpstreamUnavailable
 from prefixproxy.exchange import (
-    OUR_HEADERS,
     Exchange,
     Hints,
     Times,
@@ -34,7 +33,7 @@ from prefixproxy.exchange import (
     ticket_of,
 )
 from prefixproxy.gate import Gate
-from prefixproxy.intake import ClientGone, decode_body, header, read_body, without
+from prefixproxy.intake import OUR_HEADERS, ClientGone, decode_body, header, read_body, without
 from prefixproxy.lease import Lease
 from prefixproxy.plan import Planner
 from prefixproxy.prompt import Edit, Remove, SetKey
