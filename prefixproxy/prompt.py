@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
 
@@ -38,10 +38,11 @@ class Text:
 @dataclass(frozen=True, slots=True)
 class Opaque:
     """Anything in a message that is rendered but is no plain text (image, tool call, reasoning, tool call id):
-    `canonical` is the same bytes for the same meaning, key order of objects kept."""
+    `canonical` is the same bytes for the same meaning, key order of objects kept. `kind` says which it is."""
 
     path: Path
     canonical: bytes
+    kind: Literal["media", "call", "result", "reasoning", "label", "other"] = "other"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +68,13 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """One tool definition. `spec` is the parsed JSON (key order kept); `name` is "" where it has none."""
+    """One tool definition. `spec` is the parsed JSON (key order kept); `name` is "" where it has none; `canonical` is
+    the JSON of what of it can be rendered."""
 
     path: Path
     name: str
     spec: Any
+    canonical: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +92,8 @@ class ToolCall:
 class Prompt:
     """The whole prompt in reading order. `tools_path` is the place of the tool list, () if there is none.
 
-    `raw` marks a completion without roles: no head, nothing to cut, no note.
+    `raw` marks a completion without roles: no head, nothing to cut, no note. `data` is the parsed body it was read
+    from, which `chat.apply_edits` needs; it takes no part in comparisons.
     """
 
     api: Api
@@ -100,6 +104,7 @@ class Prompt:
     tool_calls: tuple[ToolCall, ...] = ()
     raw: bool = False
     multimodal: bool = False
+    data: dict[str, Any] | None = field(default=None, repr=False, compare=False)
 
     @property
     def head(self) -> tuple[Message, ...]:

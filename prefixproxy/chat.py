@@ -1,0 +1,172 @@
+"""Bodies as prompts, and prompts as canonical bytes: what of a request decides where its KV prefix ends.
+
+Canonical bytes are no template's output. They stand in its order (system text, tools, the rest of the head, the
+messages), differ where it could differ, and agree where spelling has no meaning: string or one text part, null or
+empty content, white space and escapes of the JSON, keys that are not rendered. Borders are bytes that UTF-8 has not,
+so no text imitates one, and nothing earlier depends on what follows: a prompt that goes on keeps its bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+import orjson
+
+from prefixproxy.body import Body, edited
+from prefixproxy.chat_apis import read_prompt
+from prefixproxy.chat_parts import FIELD, PART, NotUnderstood, Part, Reader, message_bytes, part_bytes
+from prefixproxy.prompt import AppendItem, Edit, Message, Opaque, Prompt, Role, SetText, Text
+from prefixproxy.types import Api
+
+MESSAGE = b"\xff"
+"""Stands before the role of each message, and before the tools."""
+
+
+@dataclass(frozen=True, slots=True)
+class Canonical:
+    """A prompt's canonical bytes, one part for each segment. `head_bytes`: those of the head, tools included.
+
+    `segments` are (label, start, end) in bytes: "system[0]", "tools", "user[3]"; the number is the message's own.
+    """
+
+    parts: tuple[bytes, ...]
+    head_bytes: int
+    segments: tuple[tuple[str, int, int], ...]
+
+    @property
+    def n_bytes(self) -> int:
+        return self.segments[-1][2] if self.segments else 0
+
+    def locate(self, offset: int) -> tuple[str, int]:
+        """The segment a byte belongs to, and its place there; "tail" behind the last one."""
+        for label, start, end in self.segments:
+            if start <= offset < end:
+                return label, offset - start
+        return "tail", offset - self.n_bytes
+
+
+def parse_prompt(api: Api, body: Body) -> Prompt | None:
+    """The body's prompt; None where the body has a shape that its API does not know. Never raises."""
+    try:
+        return read_prompt(api, body.data)
+    except (NotUnderstood, RecursionError):
+        return None
+
+
+def apply_edits(prompt: Prompt, edits: Sequence[Edit]) -> Prompt:
+    """The prompt of the body with the edits done, its paths numbered as in that new body.
+
+    `prompt` must come from `parse_prompt`, and `edits` refer to its body. ValueError: the edits leave no prompt.
+    """
+    if not edits:
+        return prompt
+    if prompt.data is None:
+        raise ValueError("the prompt was not read from a body")
+    try:
+        return read_prompt(prompt.api, edited(prompt.data, edits), prompt)
+    except NotUnderstood as error:
+        raise ValueError("the edits leave no prompt") from error
+
+
+def canonical(prompt: Prompt) -> Canonical:
+    """The prompt's bytes in the order templates render them."""
+    n_head = len(prompt.head)
+    parts, segments = list[bytes](), list[tuple[str, int, int]]()
+    end = head_bytes = 0
+
+    def add(label: str, part: bytes) -> None:
+        nonlocal end
+        parts.append(part)
+        segments.append((label, end, end + len(part)))
+        end += len(part)
+
+    def add_tools() -> None:
+        if prompt.tools:
+            add("tools", b"".join((MESSAGE, b"tools", *(PART + tool.canonical for tool in prompt.tools))))
+
+    if not n_head:
+        add_tools()
+        head_bytes = end
+    before: Role | None = None
+    for i, message in enumerate(prompt.messages):
+        role = "prompt" if prompt.raw else message.role.value
+        joined = message.role is before is Role.ASSISTANT and prompt.api is Api.RESPONSES
+        add(f"{role}[{i}]", (b"" if joined else MESSAGE + role.encode()) + PART + message_bytes(message))
+        before = message.role
+        if i == 0 and n_head:
+            add_tools()
+        if i == n_head - 1:
+            head_bytes = end
+    return Canonical(tuple(parts), head_bytes, tuple(segments))
+
+
+def answer_bytes(answer: Mapping[str, Any]) -> bytes:
+    """What an answer (an assistant message in the chat API's shape) adds to the canonical bytes of its prompt, as
+    long as the client sends it back as it was."""
+    message = Reader().message({**answer, "role": "assistant"}, ())
+    return MESSAGE + Role.ASSISTANT.value.encode() + PART + message_bytes(message)
+
+
+def message_digest(message: Message) -> bytes:
+    """16 bytes that stand for a message as its client sent it, to recognise conversations by.
+
+    Two spellings of equal tool-call arguments are one message, and so are an assistant's text with and without white
+    space at its ends: clients change both when they resume a conversation.
+    """
+    state = blake2b(message.role.value.encode(), digest_size=16)
+    for part in message.parts:
+        content = _identity(part, message.role)
+        if content or message.form == "parts":
+            state.update(PART + content)
+    return state.digest()
+
+
+def _identity(part: Part, role: Role) -> bytes:
+    if isinstance(part, Text):
+        return part_bytes(part).strip() if role is Role.ASSISTANT else part_bytes(part)
+    if part.kind != "call":
+        return part.canonical
+    *front, arguments = part.canonical.split(FIELD, 3)
+    try:
+        arguments = orjson.dumps(orjson.loads(arguments), option=orjson.OPT_SORT_KEYS)
+    except (orjson.JSONDecodeError, orjson.JSONEncodeError):
+        return part.canonical
+    return FIELD.join((*front, arguments))
+
+
+def first_user(prompt: Prompt) -> int | None:
+    """The number of the first user message; a raw prompt has none."""
+    return next((i for i, m in enumerate(prompt.messages) if m.role is Role.USER), None)
+
+
+def last_user(prompt: Prompt) -> int | None:
+    """The number of the newest user message; a raw prompt has none."""
+    return next((i for i in reversed(range(len(prompt.messages))) if prompt.messages[i].role is Role.USER), None)
+
+
+def in_tool_loop(prompt: Prompt) -> bool:
+    """Whether tools were called and the user has not spoken since."""
+    newest = last_user(prompt)
+    return any(_is_tool_work(m) for m in prompt.messages[0 if newest is None else newest + 1 :])
+
+
+def _is_tool_work(message: Message) -> bool:
+    calls = any(isinstance(part, Opaque) and part.kind == "call" for part in message.parts)
+    return message.role is Role.TOOL or (message.role is Role.ASSISTANT and calls)
+
+
+def append_text(message: Message, text: str) -> Edit:
+    """The edit that puts `text` behind all the message says: in its string, in its last part if that is text, else as
+    one more part. ValueError where the message has no such place (form "none")."""
+    place = message.content_path
+    inside = [p for p in message.parts if p.path[: len(place)] == place]
+    if message.form == "string" and isinstance(inside[0], Text):
+        return SetText(place, inside[0].text + text)
+    if message.form != "parts":
+        raise ValueError(f"the message at {message.path} takes no text")
+    if inside and isinstance(last := inside[-1], Text):
+        return SetText(last.path, last.text + text)
+    return AppendItem(place, {"type": message.part_type, "text": text})
