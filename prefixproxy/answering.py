@@ -7,12 +7,13 @@ asked for are taken out, and the last, which carry the counts.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import orjson
 
-from prefixproxy.assemble import Assembler
+from prefixproxy.assemble import ASSEMBLED, Assembler
 from prefixproxy.backends import UpstreamResponse
 from prefixproxy.backends.http import end_to_end
 from prefixproxy.body import Body
@@ -21,11 +22,12 @@ from prefixproxy.exchange import Exchange
 from prefixproxy.intake import OUR_HEADERS, without
 from prefixproxy.lease import Lease
 from prefixproxy.reply import Reply
-from prefixproxy.sse import ProgressFilter, SSEReader, StreamTail, object_of
+from prefixproxy.sse import ProgressFilter, SSEOverflow, SSEReader, StreamTail, object_of
 from prefixproxy.types import Api, Outcome, Usage
 from prefixproxy.usage import usage_from
 
 MAX_ANSWER_BYTES = 256 << 20
+MAX_KEPT_BYTES = 1 << 20
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -36,8 +38,13 @@ _STREAM_HEADERS = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"
 _STREAM_DROPS = frozenset({b"content-length", b"cache-control", b"x-accel-buffering"})
 
 
-class Answer:
-    """One answer on its way. `first_token` is called once, when the prefill is known to be over."""
+Finish = Callable[[], Awaitable[None]]
+"""What is left to do for the client once the slot has been given back."""
+
+
+class Answering:
+    """One answer on its way. `first_token` is called once, when the prefill is known to be over; `progress_is_ours`
+    says that the client did not ask for the progress events in the stream."""
 
     def __init__(
         self,
@@ -47,6 +54,7 @@ class Answer:
         lease: Lease,
         clock: Callable[[], float],
         first_token: Callable[[Lease], None],
+        progress_is_ours: bool,
     ) -> None:
         self._exchange = exchange
         self._body = body
@@ -54,22 +62,27 @@ class Answer:
         self._lease = lease
         self._clock = clock
         self._tell_first_token = first_token
+        self._progress = ProgressFilter(exchange.api, remove=progress_is_ours)
+        self.said: dict[str, Any] | None = None
+        """The whole answer in the shape of a JSON one, as far as it could be read."""
 
-    async def relay(self, response: UpstreamResponse) -> None:
-        """Relay it: an event stream as such or assembled, anything else (errors above all) as it is."""
+    async def relay(self, response: UpstreamResponse) -> Finish:
+        """Relay an event stream as such or assembled, anything else (errors above all) as it is. The slot is done
+        with when this returns; what the client still has to get is the returned call's business."""
         self._describe()
         headers = end_to_end(response.headers)
         streamed = any(k.lower() == b"content-type" and b"event-stream" in v for k, v in headers)
         if not streamed or response.status != 200:
-            await self._relay_plain(response, headers)
+            finish = await self._relay_plain(response, headers)
         elif self._exchange.streaming:
-            await self._relay_stream(response, headers)
+            finish = await self._relay_stream(response, headers)
         else:
-            await self._relay_assembled(response, headers)
+            finish = await self._relay_assembled(response, headers)
         self._lease.usage = self._exchange.usage
+        return finish
 
-    async def _relay_stream(self, response: UpstreamResponse, headers: Headers) -> None:
-        progress, tail = self._progress_filter(), StreamTail()
+    async def _relay_stream(self, response: UpstreamResponse, headers: Headers) -> Finish:
+        progress, tail, kept = self._progress, StreamTail(), _Kept()
         await self._reply.start(response.status, [*without(headers, _STREAM_DROPS), *_STREAM_HEADERS])
         async for chunk in response.chunks():
             tail.feed(chunk)
@@ -77,30 +90,38 @@ class Answer:
             if progress.first_token_seen:
                 self._first_token()
             if out:
+                kept.add(out)
                 await self._reply.body(out)
         rest = progress.close()
         self._learn(tail.last_objects())
-        await self._reply.end(rest)
 
-    async def _relay_assembled(self, response: UpstreamResponse, headers: Headers) -> None:
+        async def finish() -> None:
+            await self._reply.end(rest)
+            self.said = kept.assembled(self._exchange.api, self._body.data)
+
+        return finish
+
+    async def _relay_assembled(self, response: UpstreamResponse, headers: Headers) -> Finish:
         """A client that wants JSON gets what the server would have said without streaming."""
-        progress, reader = self._progress_filter(), SSEReader()
-        assembler = Assembler(self._exchange.api, self._body.data)
+        reader, assembler = SSEReader(), Assembler(self._exchange.api, self._body.data)
         async for chunk in response.chunks():
-            for event in reader.feed(progress.feed(chunk)):
-                _feed(assembler, event)
-            if progress.first_token_seen:
+            _feed(assembler, reader, self._progress.feed(chunk))
+            if self._progress.first_token_seen:
                 self._first_token()
-        for event in reader.feed(progress.close()):
-            _feed(assembler, event)
+        _feed(assembler, reader, self._progress.close())
         started = self._clock()
-        status, answer = assembler.result()
-        self._learn([answer])
+        status, body = assembler.result()
+        self._learn([body])
+        payload = orjson.dumps(body)
         self._exchange.times.own_s += self._clock() - started
-        self._count()
-        await self._reply.whole(status, _as_json(headers), orjson.dumps(answer))
+        if status == 200:
+            self.said = body
+            self._count()
+        else:
+            self._exchange.outcome = Outcome.UPSTREAM_ERROR
+        return partial(self._reply.whole, status, _as_json(headers), payload)
 
-    async def _relay_plain(self, response: UpstreamResponse, headers: Headers) -> None:
+    async def _relay_plain(self, response: UpstreamResponse, headers: Headers) -> Finish:
         """The body as it is. Its length header, if it has one, stays right: not a byte is changed."""
         parts, size = [], 0
         if response.status >= 400:
@@ -116,10 +137,7 @@ class Answer:
             self._lease.ok = True
             self._exchange.usage = _usage_of_plain(self._exchange.api, body)
             self._count()
-        await self._reply.whole(response.status, without(headers, frozenset({b"content-length"})), body)
-
-    def _progress_filter(self) -> ProgressFilter:
-        return ProgressFilter(self._exchange.api, remove=not self._body.data.get("return_progress"))
+        return partial(self._reply.whole, response.status, without(headers, frozenset({b"content-length"})), body)
 
     def _learn(self, objects: list[dict[str, Any]]) -> None:
         """The stream ended by itself: the slot is idle, and the last events say what it cost."""
@@ -154,10 +172,43 @@ class Answer:
         self._reply.more[b"server-timing"] += b", upstream;dur=%.1f" % (max(0.0, upstream_s) * 1e3)
 
 
-def _feed(assembler: Assembler, event: bytes) -> None:
-    value = object_of(event)
-    if value is not None:
-        assembler.feed(value)
+class _Kept:
+    """A stream's bytes, up to a bound, to be read once the client has them: what was said is of use later, never
+    worth a token's delay."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    def add(self, chunk: bytes) -> None:
+        self._size += len(chunk)
+        if self._size <= MAX_KEPT_BYTES:
+            self._parts.append(chunk)
+        else:
+            self._parts.clear()
+
+    def assembled(self, api: Api, data: dict[str, Any]) -> dict[str, Any] | None:
+        """The stream as one JSON answer; None if it was too long, broke off, or is of an API that is not assembled."""
+        if not self._parts or api not in ASSEMBLED:
+            return None
+        assembler = Assembler(api, data)
+        try:
+            _feed(assembler, SSEReader(), b"".join(self._parts))
+            return assembler.result()[1]
+        except UpstreamFailed:
+            log.debug("a stream could not be read as one answer")
+            return None
+
+
+def _feed(assembler: Assembler, reader: SSEReader, chunk: bytes) -> None:
+    try:
+        events = reader.feed(chunk)
+    except SSEOverflow as failure:
+        raise UpstreamFailed(str(failure)) from failure
+    for event in events:
+        value = object_of(event)
+        if value is not None:
+            assembler.feed(value)
 
 
 def _usage_of_plain(api: Api, body: bytes) -> Usage:

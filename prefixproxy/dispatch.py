@@ -263,6 +263,7 @@ class Dispatcher:
             fork=grant.fork,
             reason=grant.reason,
             queued_s=now - entry.since,
+            upstream_since=keeper.state.back_since,
         )
         self._leases[grant.ticket_id] = lease
         entry.granted.set_result(grant)

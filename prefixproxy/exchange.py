@@ -8,6 +8,7 @@ from starlette.types import Scope
 
 from prefixproxy.intake import OUR_HEADERS, header
 from prefixproxy.lease import Lease
+from prefixproxy.misses import Verdict
 from prefixproxy.plan import Plan
 from prefixproxy.prompt import AppendItem, SetText, SetValue
 from prefixproxy.schedule_types import Ticket
@@ -62,6 +63,10 @@ class Exchange:
     outcome: Outcome = Outcome.OK
     usage: Usage = field(default_factory=Usage)
     lease: Lease | None = None
+    verdict: Verdict | None = None
+    sent: float = 0.0
+    refused: str = ""
+    """The code of the error it was refused with, before it reached an upstream."""
 
     def planned(self) -> Plan:
         if self.plan is None:

@@ -46,6 +46,8 @@ class Lease:
     fork: bool
     reason: Reason
     queued_s: float
+    upstream_since: float | None = None
+    """When its upstream came back last, None if it was never lost."""
     usage: Usage = field(default_factory=Usage)
     ok: bool = False
     idle: bool = False

@@ -11,13 +11,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from prefixproxy.answering import Answer
+from prefixproxy.answering import Answering
 from prefixproxy.assemble import can_assemble, stream_body_edits
 from prefixproxy.backends import UpstreamResponse
 from prefixproxy.backends.http import end_to_end
@@ -150,8 +150,10 @@ class _Run:
             if self._planner.arrive(exchange.api, self._body, exchange.id, self._clock()):
                 self._dispatcher.refresh()
             await self._attempts()
+        except ClientGone:
+            exchange.outcome = Outcome.CLIENT_GONE
         except ProxyError as failure:
-            exchange.outcome = _outcome_of(failure)
+            exchange.outcome, exchange.refused = _outcome_of(failure), failure.code
             await self._reply.error(failure)
         except Exception:
             log.exception("request %s failed inside the proxy", exchange.id)
@@ -193,22 +195,36 @@ class _Run:
             exchange.lease = lease
             exchange.times.queue_s += lease.queued_s
             exchange.times.own_s += max(0.0, self._clock() - before - lease.queued_s)
-            response = await self._open(lease)
+            self._parts.telemetry.sent(exchange, self._clock())
+            ours, control = self._control(lease)
+            answering = Answering(
+                exchange, self._body, self._reply, lease, self._clock, self._dispatcher.first_token, ours
+            )
+            response = await self._open(lease, control)
             try:
                 if response.status == SERVICE_UNAVAILABLE and self._reply.status is None:
                     lease.idle = True
                     self._dispatcher.loading(lease.backend)
                     return False
-                answer = Answer(exchange, self._body, self._reply, lease, self._clock, self._dispatcher.first_token)
-                await answer.relay(response)
+                finish = await answering.relay(response)
             finally:
                 await response.close()
+        await finish()
+        self._remember(answering.said)
         return True
 
-    async def _open(self, lease: Lease) -> UpstreamResponse:
+    def _remember(self, said: dict[str, Any] | None) -> None:
+        """What was said may come back: tool calls re-serialised, text quoted by a reducer."""
+        message = message_of(said)
+        for call_id, name, arguments in tool_calls_of(message):
+            self._planner.answers.learn(call_id, name, arguments)
+        if message and isinstance(text := message.get("content"), str):
+            self._parts.telemetry.answered(self._exchange, text)
+
+    async def _open(self, lease: Lease, control: Sequence[Edit]) -> UpstreamResponse:
         """Send it. A slot that was never reached is idle."""
         started = self._clock()
-        payload = self._exchange.planned().rendered(self._control(lease))
+        payload = self._exchange.planned().rendered(control)
         headers = [*self._headers, (b"content-length", str(len(payload)).encode())]
         self._exchange.times.own_s += self._clock() - started
         try:
@@ -218,18 +234,35 @@ class _Run:
             self._dispatcher.lost(lease.backend, failure)
             raise
 
-    def _control(self, lease: Lease) -> list[Edit]:
-        """The keys that are ours: which slot, and a stream even for a client that wants JSON."""
-        exchange, data = self._exchange, self._body.data
-        edits: list[Edit] = list(stream_body_edits(exchange.api, data)) if self._streams_upstream() else []
+    def _control(self, lease: Lease) -> tuple[bool, list[Edit]]:
+        """The keys that are ours: which slot, progress, and a stream even for a client that wants JSON. First, whether
+        the stream will hold progress that its client did not ask for."""
+        api, data = self._exchange.api, self._body.data
+        streams = self._exchange.streaming or can_assemble(api, data)
+        added = stream_body_edits(api, data) if streams else ()
+        edits = [*added]
         if lease.slot is not None:
             edits.append(SetKey((), "id_slot", lease.slot))
-        elif "id_slot" in data and exchange.api in PINNABLE:
+        elif "id_slot" in data and api in PINNABLE:
             edits.append(Remove(("id_slot",)))
-        return edits
+        return bool(added), edits
 
-    def _streams_upstream(self) -> bool:
-        return self._exchange.streaming or can_assemble(self._exchange.api, self._body.data)
+
+def message_of(said: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The assistant message of a chat answer."""
+    choices = said.get("choices") if said else None
+    first = choices[0] if isinstance(choices, list) and choices else None
+    message = first.get("message") if isinstance(first, dict) else None
+    return message if isinstance(message, dict) else None
+
+
+def tool_calls_of(message: dict[str, Any] | None) -> Iterator[tuple[str, str, str]]:
+    """Id, name and arguments of each tool call, as far as they are there."""
+    calls = message.get("tool_calls") if message else None
+    for call in calls if isinstance(calls, list) else ():
+        function = call.get("function") if isinstance(call, dict) else None
+        if isinstance(function, dict) and isinstance(function.get("arguments"), str):
+            yield str(call.get("id")), str(function.get("name")), function["arguments"]
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterable
 
@@ -9,6 +10,9 @@ import orjson
 from starlette.types import Send
 
 from prefixproxy.errors import ProxyError
+from prefixproxy.intake import ClientGone
+
+STALL_S = 300.0
 
 Headers = Iterable[tuple[bytes, bytes]]
 
@@ -33,7 +37,12 @@ class Reply:
         await self._send({"type": "http.response.start", "status": status, "headers": [*headers, *self.more.items()]})
 
     async def body(self, chunk: bytes) -> None:
-        await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
+        """One piece. Raises ClientGone when the client has read nothing for `STALL_S`: it holds a slot meanwhile."""
+        try:
+            async with asyncio.timeout(STALL_S):
+                await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
+        except TimeoutError:
+            raise ClientGone from None
 
     async def end(self, chunk: bytes = b"") -> None:
         self.finished = True

@@ -6,8 +6,11 @@ A mistake in here is logged and never reaches a client.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
 
 import orjson
 
@@ -15,6 +18,155 @@ from prefixproxy.classify import History
 from prefixproxy.exchange import Exchange
 from prefixproxy.journal import Journal, record_json
 from prefixproxy.metrics import Metrics
-from prefixproxy.types import Outcome, RequestRecord
+from prefixproxy.misses import Evidence
+from prefixproxy.plan import Plan
+from prefixproxy.schedule_types import Reason
+from prefixproxy.sightings import Sight
+from prefixproxy.types import FirstDifference, Kind, MissReason, Outcome, RequestRecord
+
+MAX_FAMILIES = 200
 
 log = logging.getLogger("prefixproxy.requests")
+
+
+@dataclass(slots=True)
+class _Family:
+    requests: int = 0
+    cached_tokens: int = 0
+    evaluated_tokens: int = 0
+    misses: Counter[str] = field(default_factory=Counter)
+
+
+class Telemetry:
+    """Owner of metrics, journal and history. `model_of` names the model that an upstream runs."""
+
+    def __init__(self, metrics: Metrics, journal: Journal, history: History, model_of: Callable[[str], str]) -> None:
+        self.metrics = metrics
+        self.journal = journal
+        self._history = history
+        self._model_of = model_of
+        self._families: OrderedDict[str, _Family] = OrderedDict()
+
+    def sent(self, exchange: Exchange, now: float) -> None:
+        """A request goes upstream: what is it to those before it?"""
+        exchange.sent = now
+        with _never_failing("classifying"):
+            exchange.verdict = self._history.classify(_sight_of(exchange))
+
+    def answered(self, exchange: Exchange, text: str) -> None:
+        """What was said to it, to recognise a reducer that quotes it."""
+        with _never_failing("remembering an answer"):
+            self._history.answered(exchange.id, text)
+
+    def record(self, exchange: Exchange, status: int, now: float) -> None:
+        """Exactly once for each request that came in on a generating path."""
+        with _never_failing("recording"):
+            record = self._record_of(exchange, status, now)
+            self.metrics.observe(record)
+            self.journal.add(record)
+            self._count_family(record)
+            log.info("%s", orjson.dumps(record_json(record)).decode())
+            if record.outcome in (Outcome.REJECTED, Outcome.TIMED_OUT, Outcome.UPSTREAM_DOWN):
+                self.metrics.rejected(exchange.refused)
+
+    def families(self) -> list[dict[str, Any]]:
+        """What each family has cost so far, the most lately seen last."""
+        return [
+            {
+                "family": name,
+                "requests": family.requests,
+                "cached_tokens": family.cached_tokens,
+                "evaluated_tokens": family.evaluated_tokens,
+                "top_miss_reason": family.misses.most_common(1)[0][0] if family.misses else MissReason.NONE.value,
+            }
+            for name, family in self._families.items()
+        ]
+
+    def _record_of(self, exchange: Exchange, status: int, now: float) -> RequestRecord:
+        lease, usage, plan, times = exchange.lease, exchange.usage, exchange.plan, exchange.times
+        upstream = lease.backend.name if lease else ""
+        reason, difference = self._explained(exchange, now)
+        return RequestRecord(
+            id=exchange.id,
+            time=exchange.unix_time,
+            tenant=exchange.tenant,
+            path=exchange.path,
+            model=self._model_of(upstream) or (_asked_model(plan) if plan else ""),
+            upstream=upstream,
+            stream=exchange.streaming,
+            kind=exchange.verdict.kind if exchange.verdict else Kind.UNIQUE,
+            family=plan.family if plan else "",
+            lane=exchange.hints.lane or (plan.conversation if plan else ""),
+            slot=lease.slot if lease else None,
+            outcome=exchange.outcome,
+            status=status,
+            prompt_tokens=usage.prompt_tokens,
+            cache_n=usage.cached_tokens,
+            prompt_n=usage.evaluated_tokens,
+            cache_source=usage.source,
+            expected_cached=lease.expected_cached if lease else None,
+            miss_reason=reason,
+            queue_ms=times.queue_s * 1e3,
+            overhead_ms=times.own_s * 1e3,
+            ttft_ms=None if times.first_token is None else (times.first_token - times.arrived) * 1e3,
+            total_ms=(now - times.arrived) * 1e3,
+            predicted_n=usage.predicted_tokens,
+            prompt_ms=usage.prompt_ms,
+            fork=lease.fork if lease else False,
+            relocations=plan.relocations if plan else (),
+            first_difference=difference,
+        )
+
+    def _explained(self, exchange: Exchange, now: float) -> tuple[MissReason, FirstDifference | None]:
+        lease = exchange.lease
+        if exchange.verdict is None or lease is None or exchange.outcome is not Outcome.OK:
+            return MissReason.UNKNOWN if lease else MissReason.NONE, None
+        evidence = Evidence(
+            started=exchange.sent,
+            prompt_tokens=exchange.usage.prompt_tokens,
+            cached_tokens=exchange.usage.cached_tokens,
+            expected_cached=lease.expected_cached,
+            upstream_since=lease.upstream_since,
+            fork_failed=lease.reason in (Reason.WARM_FAILED, Reason.HOLD_EXPIRED),
+        )
+        return self._history.explain_miss(exchange.verdict, evidence, now)
+
+    def _count_family(self, record: RequestRecord) -> None:
+        if not record.family:
+            return
+        family = self._families.setdefault(record.family, _Family())
+        self._families.move_to_end(record.family)
+        family.requests += 1
+        family.cached_tokens += record.cache_n or 0
+        family.evaluated_tokens += record.prompt_n or 0
+        if record.miss_reason is not MissReason.NONE:
+            family.misses[record.miss_reason.value] += 1
+        if len(self._families) > MAX_FAMILIES:
+            self._families.popitem(last=False)
+
+
+def _sight_of(exchange: Exchange) -> Sight:
+    plan = exchange.planned()
+    form = plan.canonical
+    return Sight(
+        request_id=exchange.id,
+        model=_asked_model(plan),
+        family=plan.family,
+        lane=exchange.hints.lane or plan.conversation,
+        parts=form.parts if form else (plan.body.raw,),
+        labels=tuple(label for label, _, _ in form.segments) if form else ("prompt[0]",),
+        n_head=sum(end <= form.head_bytes for _, _, end in form.segments) if form else 0,
+        chain=plan.chain,
+    )
+
+
+def _asked_model(plan: Plan) -> str:
+    return str(plan.body.data.get("model") or "")
+
+
+@contextmanager
+def _never_failing(what: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception:
+        log.exception("%s a request failed", what)

@@ -47,6 +47,7 @@ class UpstreamState:
     pause_s: float = FIRST_PAUSE_S
     used_at: float = float("-inf")
     back_by: float = float("-inf")
+    back_since: float | None = None
     probe_now: asyncio.Event = field(default_factory=asyncio.Event)
     read_now: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -126,6 +127,7 @@ class Upkeep:
         except ProxyError as failure:
             await self._still_down(failure)
         else:
+            self.state.back_since = None if self.state.facts is None else self._clock()
             self.state.facts, self.state.failure, self.state.health = facts, "", Health.UP
             self.state.pause_s, self.state.back_by = FIRST_PAUSE_S, float("-inf")
             log.info("upstream %s is up: %s, %d slots", facts.name, facts.kind, facts.n_slots)
