@@ -43,6 +43,7 @@ class HoldReason(StrEnum):
     RESTORING = "restoring"  # its root is being restored into the slot it will get
     LEADER = "leader"  # another ticket is prefilling the same root
     SLOT_WAIT = "slot_wait"  # the busy slot that holds its prefix is cheaper than evaluating it elsewhere
+    OVERTAKEN = "overtaken"  # the only idle slot holds the prefix of a later ticket, which goes first
     SETTLING = "settling"  # the server is choosing a slot for an unpinned request; a pin could hit it
     UNCONFIRMED_PINS = "unconfirmed_pins"  # unpinned itself: pins under way have not been seen to start yet
 
@@ -263,7 +264,7 @@ class UpstreamView:
     snapshots_off_because: str
     prefill_tokens_per_s: float | None
     kv_bytes_per_token: float | None
-    restore_s: float | None
+    restore_bytes_per_s: float | None
     answer_s: float | None
 
 

@@ -1,0 +1,91 @@
+"""What a look at an upstream's slots tells, and when to ask for one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from prefixproxy.schedule_plan import Server
+from prefixproxy.schedule_run import Running
+from prefixproxy.schedule_slots import Slot, Upstream
+from prefixproxy.schedule_types import Policy, Poll, SlotSeen
+from prefixproxy.types import SlotState, TicketId
+
+ASSUMED_LOOK_S = 0.05
+"""How old the answer to a look is taken to be, if nobody says when it was asked for."""
+SLOW_POLL_S = 1.0
+"""How often to look while nothing of ours is unresolved but foreign traffic was seen."""
+
+
+def look(
+    server: Server,
+    seen: Mapping[int, SlotSeen],
+    asked: float,
+    now: float,
+    running: Mapping[TicketId, Running],
+    policy: Policy,
+) -> None:
+    """Resolve draining slots, correct what idle ones were believed to hold, find strangers."""
+    slots, strangers = server.slots, []
+    for slot in slots.slots:
+        row = seen.get(slot.id.slot)
+        if row is None or asked < slot.since:
+            continue
+        match slot.state, row.busy:
+            case ((SlotState.LEASED | SlotState.RESERVED | SlotState.DRAINING), True):
+                slot.started = True
+            case ((SlotState.DRAINING | SlotState.FOREIGN), False) if asked >= slots.settled_at(slot):
+                slots.drained(slot, row.n_tokens, now)
+            case SlotState.FOREIGN, True:
+                slots.foreign(slot, now, policy.foreign_quiet_s)
+            case SlotState.IDLE, True:
+                strangers.append(slot)
+            case SlotState.IDLE, False:
+                slots.check(slot, row.n_tokens)
+    for slot in _unexplained(server, strangers, asked, now, running):
+        slots.foreign(slot, now, policy.foreign_quiet_s)
+    if slots.pins_confirmed():
+        slots.confirm = False
+
+
+def _unexplained(
+    server: Server, strangers: Sequence[Slot], asked: float, now: float, running: Mapping[TicketId, Running]
+) -> Sequence[Slot]:
+    """The strangers that are not simply the slots an unpinned request of ours just took."""
+    settling = server.slots.settling
+    if settling is None or asked < settling.since:
+        return strangers
+    ours = running[settling.ticket]
+    if len(strangers) == settling.need > 1:
+        ours.settle_in(strangers, now)
+        return ()
+    settling.seen_busy.update(slot.id for slot in strangers)
+    others = sum(1 for _ in server.slots.in_state(SlotState.FOREIGN, SlotState.DRAINING))
+    if ours.started_at is None or asked < ours.started_at or len(strangers) + others < settling.need:
+        return strangers if len(strangers) > settling.need else ()
+    if len(strangers) == settling.need and not others:
+        ours.settle_in(strangers, now)
+        return ()
+    server.slots.settling = None  # it is among the busy ones; every slot that is idle now is safe
+    return strangers
+
+
+def polls(servers: Iterable[Server], policy: Policy, now: float) -> Iterator[Poll]:
+    """A look for each upstream where something is unresolved, not too often."""
+    for server in servers:
+        slots = server.slots
+        due = poll_at(slots, policy, now)
+        if due is not None and (slots.poll_soon or due <= now):
+            slots.polled_at, slots.poll_soon = now, False
+            yield Poll(slots.name)
+
+
+def poll_at(slots: Upstream, policy: Policy, now: float) -> float | None:
+    """When the next look at an upstream is due; None if nothing there needs one."""
+    if not slots.up or not slots.observed:
+        return None
+    doubtful = any(slot.doubt is not None or slot.state is SlotState.DRAINING for slot in slots.slots)
+    if slots.poll_soon or slots.settling is not None or slots.confirm or doubtful:
+        return slots.polled_at + policy.poll_s
+    if now < slots.foreign_until or any(slots.in_state(SlotState.FOREIGN)):
+        return slots.polled_at + SLOW_POLL_S
+    return None

@@ -1,0 +1,348 @@
+"""Where one waiting ticket should go now, or what it waits for: reads all state, changes none.
+
+Every way to run it has a price in seconds: evaluating what is not cached, copying a snapshot, and the value of what
+is overwritten. Waiting for a busy slot and warming a root alone are weighed against the cheapest of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from prefixproxy.prefix import PrefixChain
+from prefixproxy.schedule_plan import (
+    Decision,
+    Gather,
+    Hold,
+    Place,
+    SaveFirst,
+    Server,
+    Spread,
+    WarmFirst,
+    serving_servers,
+    tokens_of,
+)
+from prefixproxy.schedule_queue import Waiting
+from prefixproxy.schedule_roots import Root
+from prefixproxy.schedule_slots import Held, Slot
+from prefixproxy.schedule_types import HoldReason, Policy, Reason, Ticket
+from prefixproxy.types import SlotId, SlotState
+
+WORTHWHILE_REUSE = 0.9
+"""Where slots that forget a tail keep less than this share of the rest, copying a slot with a tail is pointless."""
+WAIT_SLACK = 2.0
+"""A wait for a busy slot is given up after this many times the expected time."""
+
+
+@dataclass(slots=True)
+class Placement:
+    """One look at all state at `now`. `line`: who waits, in order. `closed`: upstreams that take no more in this look,
+    and why. `bound_for`: tickets ahead that wait for a busy slot. `yielding`: whether a ticket may be overtaken."""
+
+    servers: Sequence[Server]
+    line: Sequence[Waiting]
+    policy: Policy
+    now: float
+    running: int
+    closed: dict[str, HoldReason] = field(default_factory=dict)
+    bound_for: dict[SlotId, int] = field(default_factory=dict)
+    yielding: bool = True
+
+    def decide(self, waiting: Waiting) -> Decision:
+        """The first of these that applies:
+        1. no upstream serves it, or as many run as may: hold;
+        2. it needs several slots, or a slot its client named: those, or hold;
+        3. no slot it may use is idle: hold;
+        4. somebody is already evaluating what it needs: hold;
+        5. waiting for a busy slot is cheaper than the cheapest place: hold;
+        6. its root is cold: gather, then warm it alone, or save the idle slot that several want a copy of;
+        7. the cheapest place, unless a later ticket has much more use for it.
+        """
+        ticket = waiting.ticket
+        serving = serving_servers(self.servers, ticket.model)
+        if not serving:
+            return Hold(HoldReason.NO_UPSTREAM)
+        if self.policy.max_concurrency and self.running >= self.policy.max_concurrency:
+            return Hold(HoldReason.CONCURRENCY)
+        if ticket.n_seqs > 1:
+            return self._spread(ticket, serving)
+        home = self._client_slot(ticket, serving)
+        if home is not None:
+            return self._at_client_slot(ticket, *home)
+        open_servers = [server for server in serving if self._closed(server) is None]
+        if not open_servers:
+            return Hold(self._closed(serving[0]) or HoldReason.NO_SLOT)
+        places = [place for server in open_servers for place in self._places(waiting, server)]
+        if not places:
+            return self._without_slot(waiting, open_servers)
+        best = min(places, key=lambda place: (round(place.cost_s, 3), place.slot.turn))
+        if waiting.plain is None:
+            held = self._held(waiting, open_servers, best) or self._root_first(waiting, best)
+            if held is not None:
+                return held
+        return self._unless_needed(waiting, best, places)
+
+    def _closed(self, server: Server) -> HoldReason | None:
+        return HoldReason.SETTLING if server.slots.settling else self.closed.get(server.slots.name)
+
+    def _worth(self, server: Server, tokens: float) -> bool:
+        """Whether so many tokens cost more than a warm-up is worth."""
+        return tokens > self.policy.root_threshold_s * server.rate(self.policy)
+
+    def _can_fork(self, server: Server) -> bool:
+        return not server.snapshots_off_because(self.policy, self.now)
+
+    # 2. several slots, or the client's own
+
+    def _spread(self, ticket: Ticket, serving: Sequence[Server]) -> Decision:
+        for server in serving:
+            slots = server.slots
+            need = ticket.n_seqs if ticket.n_seqs <= len(slots.slots) else 1
+            if self._closed(server) is None and sum(slot.idle and not slot.promised for slot in slots.slots) >= need:
+                if not slots.observed or slots.pins_confirmed():
+                    return Spread(server, need)
+                return Hold(HoldReason.UNCONFIRMED_PINS)
+        return Hold(self._closed(serving[0]) or HoldReason.NO_SLOT)
+
+    def _client_slot(self, ticket: Ticket, serving: Sequence[Server]) -> tuple[Server, Slot] | None:
+        if ticket.wanted_slot is None or ticket.wanted_slot < 0 or not ticket.pinnable:
+            return None
+        for server in serving:
+            if not server.slots.unpinned_because(self.now):
+                return server, server.slots.slots[ticket.wanted_slot % len(server.slots.slots)]
+        return None
+
+    def _at_client_slot(self, ticket: Ticket, server: Server, slot: Slot) -> Decision:
+        closed = self._closed(server)
+        if closed is not None:
+            return Hold(closed)
+        if not slot.idle or slot.promised not in (None, ticket.id):
+            return Hold(HoldReason.CLIENT_SLOT)
+        cached, _ = self._reuse(ticket, server, slot.held)
+        return Place(server, slot, None, cached, 0.0, Reason.CLIENT_SLOT)
+
+    # 3. idle slots and what they cost
+
+    def usable(self, ticket: Ticket, server: Server) -> Iterator[Slot]:
+        """The idle slots of one upstream that a ticket may use."""
+        slots = server.slots.slots
+        kept = len(slots) - min(self.policy.side_slots, len(slots) - 1)
+        for slot in slots:
+            if slot.idle and slot.promised in (None, ticket.id):
+                if kept == len(slots) or ticket.side == (slot.id.slot >= kept):
+                    yield slot
+
+    def _reuse(self, ticket: Ticket, server: Server, held: Held) -> tuple[int, int]:
+        """Tokens of the ticket expected to be reused from `held`, and the blocks they share. In the ticket's own
+        estimate, as is everything that is weighed here: an exact count beside an estimate would look like a gap."""
+        blocks = ticket.chain.common_blocks(held.chain)
+        tokens = tokens_of(ticket, blocks)
+        if blocks < len(held.chain.hashes):
+            tokens = int(tokens * server.slots.rates.truncated_reuse)
+        return tokens, blocks
+
+    def _places(self, waiting: Waiting, server: Server) -> list[Place]:
+        ticket, rate = waiting.ticket, server.rate(self.policy)
+        idle = list(self.usable(ticket, server))
+        promised = [slot for slot in idle if slot.promised == ticket.id]
+        idle = promised or idle
+        direct = [self._direct(ticket, server, slot, rate) for slot in idle]
+        forks = [] if promised or not idle else self._forks(ticket, server, idle, rate)
+        if server.slots.evicted and not any(self._worth(server, place.cached) for place in direct + forks):
+            # a pin to an empty slot bypasses the server's RAM cache (llama-server computes 0/0 similarity there), a pin
+            # to one that holds something consults it; that is where a prefix can be that is in no slot
+            direct = [place for place in direct if place.slot.dirty] or direct
+        return direct + forks
+
+    def _direct(self, ticket: Ticket, server: Server, slot: Slot, rate: float) -> Place:
+        cached, blocks = self._reuse(ticket, server, slot.held)
+        extends = blocks == len(slot.held.chain.hashes)
+        lost_s = 0.0 if extends else server.slots.lost_s(slot, blocks, rate, self.now)
+        if cached:
+            reason = Reason.RESIDENT
+        elif ticket.side:
+            reason = Reason.SIDE
+        else:
+            reason = Reason.LEAST_VALUABLE if slot.dirty else Reason.EMPTY_SLOT
+        return Place(server, slot, None, cached, (ticket.n_tokens - cached) / rate + lost_s, reason)
+
+    def _forks(self, ticket: Ticket, server: Server, idle: Sequence[Slot], rate: float) -> list[Place]:
+        saved = self._best_saved(ticket, server)
+        if saved is None:
+            return []
+        root, cached = saved
+        cost_s = server.slots.rates.restore_s(root.n_bytes) + (ticket.n_tokens - cached) / rate
+        out = []
+        for slot in idle:
+            there, kept = self._reuse(ticket, server, slot.held)
+            if there >= cached:
+                continue
+            lost_s = server.slots.lost_s(slot, kept, rate, self.now)
+            out.append(Place(server, slot, root, cached, cost_s + lost_s, Reason.FORKED))
+        return out
+
+    def _best_saved(self, ticket: Ticket, server: Server) -> tuple[Root, int] | None:
+        if not self._can_fork(server):
+            return None
+        best: tuple[Root, int] | None = None
+        for root in server.roots.saved():
+            if root.snapshot is not None and not root.running:
+                cached, _ = self._reuse(ticket, server, root.snapshot)
+                if cached > (best[1] if best else 0):
+                    best = root, cached
+        return best
+
+    def _without_slot(self, waiting: Waiting, servers: Sequence[Server]) -> Hold:
+        for server in servers:
+            for slot in server.slots.in_state(SlotState.RESERVED):
+                if slot.promised == waiting.ticket.id:
+                    return Hold(HoldReason.RESTORING, slot.until)
+        return Hold(HoldReason.NO_SLOT)
+
+    # 4. and 5. what others evaluate already
+
+    def _held(self, waiting: Waiting, servers: Sequence[Server], best: Place) -> Hold | None:
+        for server in servers:
+            for slot in server.slots.in_state(SlotState.RESERVED):
+                if slot.promised == waiting.ticket.id:
+                    return Hold(HoldReason.RESTORING, slot.until)
+            hold = self._under_way(waiting.ticket, server, best.cached)
+            if hold is not None:
+                return hold
+        return self._patience(waiting, servers, best)
+
+    def _under_way(self, ticket: Ticket, server: Server, cached: int) -> Hold | None:
+        """4. Somebody is gathered for, warming, saving or prefilling more of it than any slot or snapshot has."""
+
+        def more(chain: PrefixChain) -> bool:
+            return self._worth(server, tokens_of(ticket, ticket.chain.common_blocks(chain)) - cached)
+
+        for gathering in server.roots.gatherings:
+            if self.now < gathering.until and more(gathering.chain):
+                return Hold(HoldReason.GATHERING, gathering.until)
+        for root in server.roots.running():
+            if more(root.chain):
+                return Hold(HoldReason.WARMING, root.until)
+        for slot in server.slots.in_state(SlotState.LEASED):
+            until = slot.since + self.policy.max_warm_s
+            if slot.first_token_at is None and self.now < until:
+                reused, _ = self._reuse(ticket, server, slot.held)
+                if self._worth(server, reused - cached):
+                    return Hold(HoldReason.LEADER, until)
+        return None
+
+    def _patience(self, waiting: Waiting, servers: Sequence[Server], best: Place) -> Hold | None:
+        """5. A busy slot holds so much of it that waiting is cheaper; not for longer than the first estimate said."""
+        if waiting.patience is not None and self.now >= waiting.patience:
+            return None
+        cheapest: tuple[float, Slot, float] | None = None
+        for server in servers:
+            rate, can_fork = server.rate(self.policy), self._can_fork(server)
+            for slot in server.slots.in_state(SlotState.LEASED):
+                reused, _ = self._reuse(waiting.ticket, server, slot.held)
+                if not self._worth(server, reused - best.cached):
+                    continue
+                wait_s = server.slots.remaining_s(slot, rate, self.now)
+                if not can_fork:
+                    # it cannot be copied: those ahead who wait for the same slot go first
+                    wait_s += self.bound_for.get(slot.id, 0) * server.slots.remaining_s(slot, rate, slot.since)
+                cost_s = wait_s + (waiting.ticket.n_tokens - reused) / rate
+                if cheapest is None or cost_s < cheapest[0]:
+                    cheapest = cost_s, slot, wait_s
+        if cheapest is None or cheapest[0] + self.policy.root_threshold_s >= best.cost_s:
+            return None
+        _, slot, wait_s = cheapest
+        self.bound_for[slot.id] = self.bound_for.get(slot.id, 0) + 1
+        return Hold(HoldReason.SLOT_WAIT, waiting.patience or self.now + WAIT_SLACK * wait_s)
+
+    # 6. cold roots
+
+    def _root_first(self, waiting: Waiting, best: Place) -> Decision | None:
+        ticket, server = waiting.ticket, best.server
+        if ticket.side or not self._can_fork(server):
+            return None
+        peers = [w.ticket for w in self.line if w is not waiting and w.plain is None and not w.ticket.side]
+        wanted = self._wanted_idle(ticket, peers, server)
+        if wanted is not None:
+            return wanted
+        if not ticket.warmable:
+            return None
+        blocks = self._cold_blocks(ticket, peers, server, best.cached)
+        if not blocks:
+            return None
+        chain = ticket.chain.head(blocks)
+        known = server.roots.find(chain)
+        if known is not None and self.now < known.retry_at:
+            return None
+        for root in server.roots.running():
+            return Hold(HoldReason.WARMING, root.until)  # two cold roots at once only slow each other down
+        if not server.roots.gathered(chain):
+            return Gather(server, chain)
+        if best.root is not None:
+            return best
+        others = [o for o in peers if o.warmable and o.chain.common_blocks(ticket.chain) >= blocks]
+        others.sort(key=lambda o: o.chain.common_blocks(ticket.chain))
+        return WarmFirst(server, best.slot, chain, ticket, tuple(others))
+
+    def _cold_blocks(self, ticket: Ticket, peers: Sequence[Ticket], server: Server, cached: int) -> int:
+        """Blocks of the root to warm: what the waiting tickets share; alone, the longest known root of it, what a
+        running one shares, or its head. 0 if all that is cached, or too cheap to bother."""
+
+        def cold(blocks: int) -> bool:
+            return self._worth(server, tokens_of(ticket, blocks) - cached)
+
+        together = [b for b in (ticket.chain.common_blocks(peer.chain) for peer in peers) if cold(b)]
+        if together:
+            return min(together)
+        alone = [ticket.head_blocks]
+        alone += [ticket.chain.common_blocks(slot.held.chain) for slot in server.slots.in_state(SlotState.LEASED)]
+        alone += [len(r.chain.hashes) for r in server.roots.roots.values() if ticket.chain.extends(r.chain)]
+        return max((b for b in alone if cold(b)), default=0)
+
+    def _wanted_idle(self, ticket: Ticket, peers: Sequence[Ticket], server: Server) -> SaveFirst | None:
+        """An idle slot that holds, beyond any snapshot, what this and another waiting ticket share."""
+        if server.slots.rates.truncated_reuse < WORTHWHILE_REUSE:
+            return None
+        saved = self._best_saved(ticket, server)
+        cached = saved[1] if saved else 0
+        for slot in self.usable(ticket, server):
+            blocks = ticket.chain.common_blocks(slot.held.chain)
+            together = [min(blocks, peer.chain.common_blocks(slot.held.chain)) for peer in peers]
+            together = [b for b in together if self._worth(server, tokens_of(ticket, b) - cached)]
+            if together and sum(1 for _ in self.usable(ticket, server)) > 1:
+                chain = ticket.chain.head(min(together))
+                known = server.roots.find(chain)
+                if known is None or self.now >= known.retry_at:
+                    return SaveFirst(server, slot, chain, ticket)
+        return None
+
+    # 7. leave a slot to a later ticket
+
+    def _unless_needed(self, waiting: Waiting, best: Place, places: Sequence[Place]) -> Place | Hold:
+        if not self.yielding or self.policy.policy == "fifo" or waiting.overtaken >= self.policy.max_overtaken:
+            return best
+        for place in sorted(places, key=lambda place: place.cost_s):
+            if not self._needed_by_later(waiting, place):
+                return place
+        return Hold(HoldReason.OVERTAKEN)
+
+    def _needed_by_later(self, waiting: Waiting, place: Place) -> bool:
+        """Whether a later ticket of the same priority would lose a root with this slot, and this ticket gains none."""
+        slot, gains = place.slot, place.root is None and self._worth(place.server, place.cached)
+        if gains or slot.promised == waiting.ticket.id or not slot.held.tokens:
+            return False
+        for later in self.line[self.line.index(waiting) + 1 :]:
+            ticket = later.ticket
+            if ticket.priority is not waiting.ticket.priority or later.hold is HoldReason.CLIENT_SLOT:
+                continue
+            if place.server not in serving_servers(self.servers, ticket.model):
+                continue
+            here, _ = self._reuse(ticket, place.server, slot.held)
+            saved = self._best_saved(ticket, place.server)
+            others = (
+                self._reuse(ticket, place.server, s.held)[0] for s in self.usable(ticket, place.server) if s is not slot
+            )
+            elsewhere = max(saved[1] if saved else 0, max(others, default=0))
+            if self._worth(place.server, here - elsewhere):
+                return True
+        return False

@@ -1,0 +1,110 @@
+"""What can be decided for a waiting ticket, and the upstream it is decided for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+
+from prefixproxy.prefix import PrefixChain
+from prefixproxy.schedule_roots import Root, RootTable
+from prefixproxy.schedule_slots import Held, Slot, Upstream
+from prefixproxy.schedule_types import HoldReason, Policy, Reason, Ticket
+
+
+@dataclass(slots=True)
+class Server:
+    """An upstream with its roots. `rewarm`: it came back empty and has had no look at its snapshots yet."""
+
+    slots: Upstream
+    roots: RootTable
+    rewarm: bool = False
+    lost_at: float = -inf
+
+    def rate(self, policy: Policy) -> float:
+        """Prefill tokens per second."""
+        return self.slots.rates.prefill or policy.assumed_prefill_rate
+
+    def snapshots_off_because(self, policy: Policy, now: float) -> str:
+        """ "" if roots can be warmed, saved and restored here now, else why not."""
+        can = self.slots.facts.capabilities
+        if not (can.snapshot and can.warm):
+            return "the server cannot save slots" if can.warm else "roots cannot be warmed here"
+        if not policy.fork or not policy.max_snapshots:
+            return "switched off"
+        return self.roots.off_because or self.slots.unpinned_because(now)
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    reason: HoldReason
+    until: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Gather:
+    """Open a window in which lanes that share `chain` are waited for."""
+
+    server: Server
+    chain: PrefixChain
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One way to run a ticket now: in `slot`, after `root` was restored into it if there is one."""
+
+    server: Server
+    slot: Slot
+    root: Root | None
+    cached: int
+    cost_s: float
+    reason: Reason = Reason.RESIDENT
+
+
+@dataclass(frozen=True, slots=True)
+class WarmFirst:
+    server: Server
+    slot: Slot
+    chain: PrefixChain
+    leader: Ticket
+    others: tuple[Ticket, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SaveFirst:
+    """Save an idle slot as it is: several tickets share `chain` with it."""
+
+    server: Server
+    slot: Slot
+    chain: PrefixChain
+    leader: Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Let the server spread `need` sequences over its idle slots."""
+
+    server: Server
+    need: int
+
+
+Decision = Hold | Gather | Place | WarmFirst | SaveFirst | Spread
+
+
+def tokens_of(ticket: Ticket, blocks: int) -> int:
+    """Estimated tokens in the first `blocks` blocks of a ticket."""
+    return Held(ticket.chain, ticket.n_tokens, ticket.n_tokens).tokens_at(blocks)
+
+
+def shared(ticket: Ticket, held: Held) -> tuple[int, int]:
+    """Tokens of a ticket that `held` has too, and the blocks; the server evaluates a prompt's last token always."""
+    blocks = ticket.chain.common_blocks(held.chain)
+    return max(0, min(held.tokens_at(blocks), ticket.n_tokens - 1)), blocks
+
+
+def serving_servers(servers: Sequence[Server], model: str) -> list[Server]:
+    """The upstreams that are up and may get this model: those that name it, else those that take any name, else all
+    (their own error then tells the client what they have)."""
+    up = [server for server in servers if server.slots.up]
+    named = [server for server in up if model and model in server.slots.facts.models]
+    return named or [server for server in up if not server.slots.facts.models] or up

@@ -1,0 +1,343 @@
+"""The slot table of one upstream: who has which slot, what each slot is believed to hold, and what was measured.
+
+    state     means                                   becomes
+    IDLE      known idle                              LEASED, RESERVED, FOREIGN
+    LEASED    one of our requests runs in it          IDLE (it ended by itself), DRAINING
+    RESERVED  a warm-up, save or restore of ours      IDLE (answered), DRAINING (overdue)
+    DRAINING  our side ended, the server's may not    IDLE (seen idle)
+    FOREIGN   busy with a request that is not ours    IDLE (seen idle)
+
+Only IDLE slots are granted, warmed, saved or restored: a pin to a busy slot corrupts the request that runs there
+(get_available_slot in llama.cpp's server-context.cpp swaps the slot's content before anyone asks whether it is busy).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from math import exp2, inf
+
+from prefixproxy.prefix import PrefixChain, bytes_of
+from prefixproxy.types import RootId, SlotId, SlotState, TicketId, UpstreamFacts
+
+EWMA_WEIGHT = 0.3
+REUSE_CHANCE = 0.5
+"""How likely what a slot holds is asked for again, right after it was used."""
+REUSE_HALF_LIFE_S = 300.0
+UNSTARTED_SETTLE_S = 0.25
+"""A request we gave up before the server was seen to start it may still be on its way: one idle look is trusted
+only this long after."""
+ASSUMED_ANSWER_S = 5.0
+ASSUMED_COPY_S = 0.1
+MIN_RATE_TOKENS = 32
+"""Prompts that evaluate fewer tokens say more about overhead than about the prefill rate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a slot or a snapshot holds: `chain` covers `prompt_tokens` of its `tokens`; the rest is an answer."""
+
+    chain: PrefixChain
+    prompt_tokens: int
+    tokens: int
+
+    def tokens_at(self, blocks: int) -> int:
+        """The tokens in its first `blocks` blocks, taken as evenly spread."""
+        return self.prompt_tokens * bytes_of(blocks) // self.chain.n_bytes if blocks else 0
+
+    def cut(self, blocks: int, tokens: int) -> Held:
+        """The same, with only its first `blocks` blocks left."""
+        return Held(self.chain.head(blocks), self.tokens_at(blocks), tokens) if blocks else NOTHING
+
+
+class Work(StrEnum):
+    """What a reserved slot is reserved for."""
+
+    WARM = "warm"
+    SAVE = "save"
+    RESTORE = "restore"
+
+
+NOTHING = Held(PrefixChain((), 0, 0), 0, 0)
+
+
+class PrefixCounts:
+    """How many holders (slots, snapshots) of one upstream share each block."""
+
+    def __init__(self) -> None:
+        self._holders: dict[int, int] = {}
+
+    def add(self, chain: PrefixChain) -> None:
+        for block in chain.hashes:
+            self._holders[block] = self._holders.get(block, 0) + 1
+
+    def remove(self, chain: PrefixChain) -> None:
+        for block in chain.hashes:
+            left = self._holders[block] - 1
+            if left:
+                self._holders[block] = left
+            else:
+                del self._holders[block]
+
+    def deepest(self, chain: PrefixChain, holders: int = 1) -> int:
+        """How many leading blocks of `chain` at least that many holders have; holders never grow with depth."""
+        return bisect_left(chain.hashes, True, key=lambda block: self._holders.get(block, 0) < holders)
+
+    def __len__(self) -> int:
+        return len(self._holders)
+
+
+@dataclass(slots=True)
+class Rates:
+    """What this upstream was measured to do, each an exponentially weighted mean; None until the first sample.
+
+    `truncated_reuse`: the share of an expected prefix that was really reused where a slot had to forget a tail
+    first. 1 for plain attention; recurrent and sliding-window models cannot roll back.
+    """
+
+    prefill: float | None = None
+    answer_s: float | None = None
+    service_s: float | None = None
+    bytes_per_token: float | None = None
+    restore_s_per_byte: float | None = None
+    truncated_reuse: float = 1.0
+
+    def learn_prefill(self, tokens: int, seconds: float) -> None:
+        if tokens >= MIN_RATE_TOKENS and seconds > 0:
+            self.prefill = mixed(self.prefill, tokens / seconds)
+
+    def restore_s(self, n_bytes: int) -> float:
+        """Expected seconds of one restore."""
+        return ASSUMED_COPY_S if self.restore_s_per_byte is None else self.restore_s_per_byte * n_bytes
+
+
+def mixed(mean: float | None, sample: float, weight: float = EWMA_WEIGHT) -> float:
+    """The mean with one more sample in it."""
+    return sample if mean is None else mean + weight * (sample - mean)
+
+
+@dataclass(slots=True)
+class Slot:
+    """One row. `since`: when `state` last changed. `before`: what it held before the request that runs.
+    `doubt`: what it holds if it is the slot an unpinned request took unseen. `uncached`: tokens its request was
+    expected to evaluate. `promised`: the ticket it was restored or warmed for. `source`: the root that was restored
+    into it and not used since. `until`: when the warm-up, save or
+    restore in it counts as failed."""
+
+    id: SlotId
+    state: SlotState
+    since: float
+    held: Held = NOTHING
+    before: Held = NOTHING
+    doubt: Held | None = None
+    dirty: bool = False
+    last_used: float = 0.0
+    turn: int = 0
+    ticket: TicketId | None = None
+    family: str = ""
+    started: bool = False
+    first_token_at: float | None = None
+    uncached: int = 0
+    promised: TicketId | None = None
+    source: RootId | None = None
+    work: Work | None = None
+    root: RootId | None = None
+    until: float = inf
+
+    @property
+    def idle(self) -> bool:
+        return self.state is SlotState.IDLE
+
+
+@dataclass(slots=True)
+class Settling:
+    """An unpinned request whose `need` slots the server is choosing; any of `suspects` may be among them, most
+    likely one of `seen_busy`."""
+
+    ticket: TicketId
+    need: int
+    since: float
+    suspects: tuple[Slot, ...]
+    seen_busy: set[SlotId] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class Upstream:
+    """One upstream's slots and what is known of it. `evicted`: something was overwritten since it came up, so a
+    prefix that is in no slot may be in the server's own RAM cache. `confirm`: an unpinned request waits until our pins
+    were seen to have started."""
+
+    facts: UpstreamFacts
+    up: bool = False
+    slots: list[Slot] = field(default_factory=list)
+    rates: Rates = field(default_factory=Rates)
+    counts: PrefixCounts = field(default_factory=PrefixCounts)
+    settling: Settling | None = None
+    foreign_until: float = -inf
+    evicted: bool = False
+    confirm: bool = False
+    polled_at: float = -inf
+    poll_soon: bool = False
+    turns: int = 0
+
+    @property
+    def name(self) -> str:
+        return self.facts.name
+
+    @property
+    def observed(self) -> bool:
+        """Whether slots are pinned to and watched at all; if not, they only count requests."""
+        return self.facts.capabilities.pin and self.facts.capabilities.observe
+
+    def unpinned_because(self, now: float) -> str:
+        """ "" if requests may be pinned here now, else why not."""
+        if not self.facts.capabilities.pin:
+            return "the server takes no id_slot"
+        if not self.facts.capabilities.observe:
+            return "the server does not show its slots"
+        return "another client uses this upstream" if now < self.foreign_until else ""
+
+    def open(self, now: float) -> None:
+        """Come up with nothing known: an observed slot is not idle until it was seen idle."""
+        state = SlotState.DRAINING if self.observed else SlotState.IDLE
+        self.slots = [Slot(SlotId(self.name, i), state, now, started=True) for i in range(self.facts.n_slots)]
+        self.counts = PrefixCounts()
+        self.up, self.evicted, self.settling, self.poll_soon = True, False, None, self.observed
+        self.foreign_until, self.confirm = -inf, False
+
+    def close(self) -> None:
+        self.up, self.slots, self.counts, self.settling = False, [], PrefixCounts(), None
+
+    def slot(self, slot: SlotId) -> Slot | None:
+        return self.slots[slot.slot] if 0 <= slot.slot < len(self.slots) else None
+
+    def hold(self, slot: Slot, held: Held) -> None:
+        """Believe from now on that `slot` holds `held`."""
+        self.counts.remove(slot.held.chain)
+        self.counts.add(held.chain)
+        slot.held = held
+        slot.dirty = slot.dirty or held.tokens > 0
+
+    def forget(self, slot: Slot, dirty: bool = True) -> None:
+        self.hold(slot, NOTHING)
+        slot.dirty, slot.doubt, slot.before, slot.source = dirty, None, NOTHING, None
+
+    def lease(self, slot: Slot, ticket: TicketId, family: str, held: Held, uncached: int, now: float) -> None:
+        """Give `slot` to a ticket; `held` is what it will hold when the prompt is evaluated."""
+        self._note_eviction(slot, held)
+        slot.before = slot.held
+        self.hold(slot, held)
+        slot.ticket, slot.family, slot.promised, slot.started = ticket, family, None, False
+        slot.first_token_at, slot.uncached, slot.source = None, uncached, None
+        self._move(slot, SlotState.LEASED, now)
+
+    def reserve(self, slot: Slot, work: Work, root: RootId, until: float, now: float) -> None:
+        slot.work, slot.root, slot.until, slot.started, slot.ticket = work, root, until, False, None
+        self._move(slot, SlotState.RESERVED, now)
+
+    def overwrite(self, slot: Slot, held: Held) -> None:
+        """A warm-up or restore replaced what `slot` held."""
+        self._note_eviction(slot, held)
+        self.hold(slot, held)
+        slot.source = None
+
+    def free(self, slot: Slot, now: float) -> None:
+        slot.ticket, slot.work, slot.root, slot.until, slot.before = None, None, None, inf, NOTHING
+        slot.last_used = now
+        self._move(slot, SlotState.IDLE, now)
+
+    def drain(self, slot: Slot, now: float) -> None:
+        slot.ticket, slot.work, slot.root, slot.until, slot.promised = None, None, None, inf, None
+        self.poll_soon = True
+        self._move(slot, SlotState.DRAINING, now)
+
+    def foreign(self, slot: Slot, now: float, quiet_s: float) -> None:
+        self.foreign_until = now + quiet_s
+        if slot.state is not SlotState.FOREIGN:
+            self.forget(slot)
+            slot.promised, slot.started = None, True
+            self._move(slot, SlotState.FOREIGN, now)
+
+    def settled_at(self, slot: Slot) -> float:
+        """From when on an idle look at a draining slot is to be believed."""
+        return slot.since + (0.0 if slot.started else UNSTARTED_SETTLE_S)
+
+    def drained(self, slot: Slot, n_tokens: int | None, now: float) -> None:
+        """A draining slot was seen idle, holding `n_tokens`."""
+        if slot.doubt is None:
+            self.hold(slot, left_over(slot, n_tokens))
+        else:
+            self.check(slot, n_tokens)
+        slot.dirty = n_tokens != 0
+        self.free(slot, now)
+
+    def check(self, slot: Slot, n_tokens: int | None) -> None:
+        """An idle slot was seen to hold `n_tokens`: drop what we believed if it cannot be true."""
+        doubt, slot.doubt = slot.doubt, None
+        if doubt is not None:
+            known = n_tokens is not None
+            if known and abs((n_tokens or 0) - doubt.tokens) <= 2:
+                self.hold(slot, doubt)
+            elif not known or abs((n_tokens or 0) - slot.held.tokens) > max(16, slot.held.tokens // 50):
+                self.forget(slot)
+        if n_tokens is None:
+            return
+        if n_tokens == 0:
+            self.forget(slot, dirty=False)
+        elif n_tokens < 0.9 * slot.held.prompt_tokens:
+            self.forget(slot)
+        slot.dirty = n_tokens > 0
+
+    def remaining_s(self, slot: Slot, rate: float, now: float) -> float:
+        """How long the request in a leased slot is expected to run on."""
+        answer_s = ASSUMED_ANSWER_S if self.rates.answer_s is None else self.rates.answer_s
+        if slot.first_token_at is None:
+            return max(0.0, slot.uncached / rate - (now - slot.since)) + answer_s
+        return max(answer_s - (now - slot.first_token_at), answer_s / 4)
+
+    def lost_s(self, slot: Slot, kept_blocks: int, rate: float, now: float) -> float:
+        """The value, in seconds of prefill, of what is lost where only the first `kept_blocks` blocks of an idle slot
+        stay: what no other slot or snapshot has, times the chance that it is asked for."""
+        held = slot.held
+        kept = max(kept_blocks, self.counts.deepest(held.chain, holders=2))
+        chance = REUSE_CHANCE * exp2((slot.last_used - now) / REUSE_HALF_LIFE_S)
+        return max(0, held.tokens - held.tokens_at(kept)) / rate * chance
+
+    def in_state(self, *states: SlotState) -> Iterable[Slot]:
+        return (slot for slot in self.slots if slot.state in states)
+
+    def pins_confirmed(self) -> bool:
+        """Whether all we pinned here was seen to have started; else an unpinned request could take its slot."""
+        return all(
+            slot.started and slot.work in (None, Work.WARM)
+            for slot in self.in_state(SlotState.LEASED, SlotState.RESERVED)
+        )
+
+    def _move(self, slot: Slot, state: SlotState, now: float) -> None:
+        self.turns += 1
+        slot.state, slot.since, slot.turn = state, now, self.turns
+
+    def _note_eviction(self, slot: Slot, held: Held) -> None:
+        if slot.held.tokens and not held.chain.extends(slot.held.chain):
+            self.evicted = True
+
+
+def left_over(slot: Slot, n_tokens: int | None) -> Held:
+    """What a slot holds after its request was cut off. The server keeps what it had evaluated until then
+    (server-context.cpp release()), so the count tells how far it came; without one, only what the request
+    shared with the content before it is certain."""
+    held, before = slot.held, slot.before
+    if not held.tokens:
+        return NOTHING
+    if n_tokens is None:
+        return before.cut(before.chain.common_blocks(held.chain), 0)
+    if not slot.started and n_tokens == before.tokens:
+        return before
+    if n_tokens >= held.prompt_tokens:
+        return Held(held.chain, held.prompt_tokens, n_tokens)
+    share = len(held.chain.hashes)
+    while share and held.tokens_at(share) > 0.98 * n_tokens:
+        share -= 1
+    return held.cut(share, n_tokens)
