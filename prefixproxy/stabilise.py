@@ -1,0 +1,188 @@
+"""Makes a prompt the same from turn to turn: what is volatile in its head becomes notes behind the conversation.
+
+Only the head is ever cut, by rules. What was cut is appended to a user message, and the same bytes are written there
+again each time the client resends its history. `apply` decides and remembers, `preview` only decides.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Literal
+
+from prefixproxy.chat import apply_edits
+from prefixproxy.conversations import HEAD_END, Change, Conversations, Place, told
+from prefixproxy.evidence import Evidence, value_digest
+from prefixproxy.prompt import Edit, Prompt
+from prefixproxy.stabilise_edits import edits_of, emptied, relocations_of
+from prefixproxy.stabilise_history import Notes, history_of, noted
+from prefixproxy.types import Relocation
+from prefixproxy.volatile import RuleSet
+from prefixproxy.volatile_head import HeadReader, HeadView, cut_flags
+
+Learned = Literal["apply", "suggest", "off"]
+
+MAX_PENDING = 4096
+"""Requests whose memory can still be taken back; beyond them, the oldest count as sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class StabilisePolicy:
+    """`learned`: what becomes of text that changes though no rule knows it. Notes of more than `replay_limit_tokens`
+    stand in the newest user message only. The other three bound the memory."""
+
+    learned: Learned = "suggest"
+    replay_limit_tokens: int = 64
+    max_conversations: int = 4096
+    max_families: int = 1024
+    max_bytes: int = 32 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Stabilised:
+    """A prompt as it is to be sent. `edits` lead there from the client's body; `relocations` are what was cut or
+    stripped. `family` (16 hex digits) stands for the head with its volatile spans masked and the tools, `conversation`
+    for what the request goes on with. `notes` are the texts told in this request, replayed ones included."""
+
+    prompt: Prompt
+    edits: tuple[Edit, ...]
+    relocations: tuple[Relocation, ...]
+    family: str
+    conversation: str
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Suggestion:
+    """A rule that would keep a head equal: `toml` is ready to paste, `values` how many different ones were seen."""
+
+    name: str
+    toml: str
+    values: int
+    family: str
+    segment: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Decision:
+    """What one prompt comes to, before anything of it is remembered."""
+
+    view: HeadView
+    values: tuple[bytes, ...]
+    edits: tuple[Edit, ...]
+    relocations: tuple[Relocation, ...]
+    conversation: str
+    notes: Notes | None
+
+
+class Stabiliser:
+    """Owns the notes, the evidence and the conversations. Plain calls, no I/O; `now` is in seconds."""
+
+    def __init__(self, rules: RuleSet, policy: StabilisePolicy | None = None) -> None:
+        self._policy = policy or StabilisePolicy()
+        self._reader = HeadReader(rules)
+        self._evidence = Evidence(self._policy.max_families)
+        self._conversations = Conversations(self._policy.max_conversations, self._policy.max_bytes)
+        self._pending: OrderedDict[str, Change] = OrderedDict()
+
+    def apply(self, prompt: Prompt, now: float, *, lane: str = "", request_id: str = "") -> Stabilised:
+        """Decide, and remember. A second call for the same `request_id` replaces what the first one remembered."""
+        self.forget_request(request_id)
+        decision = self._decide(prompt, now, lane)
+        self._evidence.learn(decision.view.key, decision.values, now)
+        if decision.notes is not None:
+            change = self._conversations.put(decision.notes.conversation)
+            if request_id:
+                self._pending[request_id] = change
+                if len(self._pending) > MAX_PENDING:
+                    self._pending.popitem(last=False)
+        return _answer(prompt, decision)
+
+    def preview(self, prompt: Prompt, now: float, *, lane: str = "") -> Stabilised:
+        """What `apply` would answer; nothing is remembered."""
+        return _answer(prompt, self._decide(prompt, now, lane))
+
+    def observe(self, prompt: Prompt, now: float, *, request_id: str = "") -> bool:
+        """Take a request that waits as evidence. True if a span of its family is now known to change that was not:
+        requests of that family that wait should be applied again."""
+        view = self._view(prompt)
+        return bool(view.spans) and self._evidence.learn(view.key, _values(view), now)
+
+    def forget_request(self, request_id: str) -> None:
+        """The request was never sent, so its notes are in nobody's history."""
+        change = self._pending.pop(request_id, None)
+        if change is not None:
+            self._conversations.undo(change)
+
+    def suggestions(self) -> tuple[Suggestion, ...]:
+        """Ready-made rules for text that was seen to change though no rule knows it."""
+        return ()
+
+    def _view(self, prompt: Prompt) -> HeadView:
+        return self._reader.read(prompt.head, prompt.model.encode("utf-8", "surrogatepass"))
+
+    def _decide(self, prompt: Prompt, now: float, lane: str) -> _Decision:
+        view = self._view(prompt)
+        values = _values(view)
+        history = history_of(prompt, view, values, lane)
+        place = self._conversations.find(history.known(), history.lane) if view.spans else None
+        cut = cut_flags(view, self._known_to_change(view, values, place))
+        if history.newest == HEAD_END or emptied(view, cut):
+            cut = _held_back(view, cut, empty=emptied(view, cut))
+        notes = None
+        if any(cut):
+            texts = {i: span.note for i, span in enumerate(view.spans) if cut[i]}
+            notes = noted(history, place, texts, self._policy.replay_limit_tokens, now)
+        return _Decision(
+            view=view,
+            values=values,
+            edits=edits_of(prompt, view, cut, notes.by_message if notes else {}),
+            relocations=relocations_of(prompt, view, cut),
+            conversation=notes.conversation.label if notes else history.label,
+            notes=notes,
+        )
+
+    def _known_to_change(self, view: HeadView, values: Sequence[bytes], place: Place | None) -> list[bool]:
+        """Spans seen to change, and those whose value this conversation was told already: their place is settled."""
+        changed = list(self._evidence.changed(view.key, values))
+        if place is not None:
+            for number in (*told(place.notes), *dict(place.step.large)):
+                changed[number] = True
+        return changed
+
+
+def _values(view: HeadView) -> tuple[bytes, ...]:
+    return tuple(value_digest(span.note) for span in view.spans)
+
+
+def _held_back(view: HeadView, cut: Sequence[bool], *, empty: bool) -> list[bool]:
+    """Spans that stay: all, where nothing of the head would be left; without user messages those that close it, as
+    their note would stand in the same place."""
+    out = [c and not empty for c in cut]
+    for i in reversed(range(len(out))):
+        if not view.spans[i].closes_head:
+            break
+        out[i] = False
+    return out
+
+
+def _answer(prompt: Prompt, decision: _Decision) -> Stabilised:
+    notes = decision.notes.by_message if decision.notes else {}
+    return Stabilised(
+        prompt=apply_edits(prompt, decision.edits),
+        edits=decision.edits,
+        relocations=decision.relocations,
+        family=_family(decision.view, prompt),
+        conversation=decision.conversation,
+        notes=tuple(text for at in sorted(notes) for text in notes[at]),
+    )
+
+
+def _family(view: HeadView, prompt: Prompt) -> str:
+    """The head with its spans masked, and the tools in whatever order they stand."""
+    state = blake2b(view.key, digest_size=8)
+    for tool in sorted(tool.canonical for tool in prompt.tools):
+        state.update(blake2b(tool, digest_size=8).digest())
+    return state.hexdigest()

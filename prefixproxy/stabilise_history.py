@@ -1,0 +1,139 @@
+"""Which notes a request carries: those its history carried, and the new values, each in its one place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+
+from prefixproxy.chat import message_digest
+from prefixproxy.conversations import (
+    HEAD_END,
+    Conversation,
+    Lane,
+    Note,
+    Place,
+    Step,
+    extended,
+    told,
+)
+from prefixproxy.prompt import Prompt, Role
+from prefixproxy.stabilise_notes import is_small, takes_note
+from prefixproxy.volatile_head import HeadView
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """A prompt's messages behind the head. `keys[n]` stands for the head's family and the first n of them.
+
+    `first` and `newest` are the user messages that can take a note (HEAD_END: there is none), `answered` says whether
+    an assistant has spoken before the end, `asked` how many messages stand before an assistant's text to be continued.
+    """
+
+    keys: tuple[bytes, ...]
+    answers: tuple[int, ...]
+    first: int
+    newest: int
+    asked: int
+    lane: Lane
+
+    @property
+    def answered(self) -> bool:
+        return any(at < self.asked for at in self.answers)
+
+    @property
+    def prefill(self) -> bool:
+        return self.asked < len(self.keys) - 1
+
+    @property
+    def label(self) -> str:
+        """16 hex digits for the conversation: its opening, up to the first answer, and its lane."""
+        opening = self.answers[0] if self.answers else len(self.keys) - 1
+        state = blake2b(self.keys[opening], digest_size=8)
+        state.update(repr((self.lane.hint, self.lane.strict, self.lane.weak)).encode("utf-8", "surrogatepass"))
+        return state.hexdigest()
+
+    def known(self) -> list[tuple[bytes, bool]]:
+        """The hashes of the history before each answer, the longest first, and whether that answer is only begun."""
+        return [(self.keys[at], at >= self.asked) for at in reversed(self.answers) if at <= self.asked]
+
+
+@dataclass(frozen=True, slots=True)
+class Notes:
+    """The texts of each message's note, by its number behind the head, and the conversation with this request in it."""
+
+    by_message: Mapping[int, tuple[str, ...]]
+    conversation: Conversation
+
+
+def history_of(prompt: Prompt, view: HeadView, values: Sequence[bytes], hint: str) -> History:
+    """The prompt's history, and the lane that its head and its client tell."""
+    tail = prompt.messages[len(prompt.head) :]
+    keys = [blake2b(view.key, digest_size=16).digest()]
+    for message in tail:
+        keys.append(blake2b(keys[-1] + message_digest(message), digest_size=16).digest())
+    assistant = [m.role is Role.ASSISTANT for m in tail]
+    answers = [i for i, said in enumerate(assistant) if said and not (i and assistant[i - 1])]
+    users = [i for i, m in enumerate(tail) if m.role is Role.USER and takes_note(m)]
+    fields = tuple((i, values[i]) for i, span in enumerate(view.spans) if not span.turn)
+    return History(
+        keys=tuple(keys),
+        answers=tuple(answers),
+        first=users[0] if users else HEAD_END,
+        newest=users[-1] if users else HEAD_END,
+        asked=answers[-1] if assistant and assistant[-1] else len(tail),
+        lane=Lane(
+            hint,
+            tuple(sorted({pair for span in view.spans for pair in span.strict})),
+            tuple(sorted({pair for span in view.spans for pair in span.weak})),
+            fields,
+        ),
+    )
+
+
+def noted(
+    history: History, place: Place | None, texts: Mapping[int, str], replay_limit_tokens: int, now: float
+) -> Notes:
+    """Where each of these texts (by field) is told.
+
+    A value goes into the first user message of a new conversation, else into the newest one, and stays there. Inside a
+    tool loop, where the newest user message has been sent before, values stay as they were told. Texts of more than
+    `replay_limit_tokens` are told in the newest user message only.
+    """
+    old = place.notes if place else ()
+    known, held = told(old), dict(place.step.large) if place else {}
+    frozen = place is not None and history.newest <= place.step.newest
+    target = history.newest if place is not None or history.answered else history.first
+    new, large = list[Note](), list[tuple[int, str]]()
+    for number, text in texts.items():
+        if frozen and number in held:
+            large.append((number, held[number]))
+        elif known.get(number) == text or (frozen and number in known):
+            continue
+        elif is_small(text, replay_limit_tokens):
+            new.append(Note(target, number, text))
+        else:
+            large.append((number, text))
+    by_message: dict[int, tuple[str, ...]] = {}
+    for note in (*old, *new):
+        by_message[note.at] = (*by_message.get(note.at, ()), note.text)
+    if large:
+        by_message[history.newest] = (*by_message.get(history.newest, ()), *(text for _, text in large))
+    step = Step(history.keys[history.asked], history.newest, len(new), tuple(large), history.prefill)
+    return Notes(by_message, _with_step(history, place, step, new, texts, now))
+
+
+def _with_step(
+    history: History, place: Place | None, step: Step, new: Sequence[Note], texts: Mapping[int, str], now: float
+) -> Conversation:
+    if place is not None and place.is_last:
+        ident = place.conversation.id
+    else:
+        # the same request again finds the same entry; another value under the same messages makes another one
+        state = blake2b(place.conversation.id if place else b"", digest_size=16)
+        state.update(step.key + repr((history.lane, sorted(texts.items()))).encode("utf-8", "surrogatepass"))
+        ident = state.digest()
+    if place is None:
+        return Conversation(ident, history.label, history.lane, (step,), tuple(new), now)
+    conversation = extended(place.conversation, place.index, ident, step, new)
+    return replace(conversation, lane=history.lane, last_seen=now)

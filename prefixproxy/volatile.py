@@ -1,0 +1,282 @@
+"""Rules: which text of a head is volatile, and what becomes of it. Data in TOML files; this file reads them.
+
+A rule file holds `[[rule]]` tables. `where` says what kind of text a rule is about:
+
+text_start      the first line of a system text (the only place where `treatment = "strip"` exists)
+statement       a line, or a sentence at the border of a line, that is nothing but the statement
+line            a line that is nothing but the statement
+edge_line       the same, and only as the first or last line of the head
+labelled_value  a line that is a label ("## Current Time"), and the lines below it that match `value`
+element         `<name ...>` to `</name>`; `pattern` is the name, `inside` a line it must hold
+section         an opening line, and the lines below it as long as they match `body` (or up to one that matches `until`)
+fence           a heading, and the code fence that follows it; `inside` is a line the fence must hold
+
+`evidence`: "signature" acts at first sight; "labelled" on the first or last line of the head at first sight, elsewhere
+once seen to change; "observed" only once seen to change. `[[companion]]` tables name statements that may share a line
+with others and go along with them. The sources of the built-in rules are the public reports that each `why` names.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from typing import Any, Literal, get_args
+
+from prefixproxy.errors import UsageError
+from prefixproxy.volatile_patterns import PatternError, compiled
+
+Where = Literal["text_start", "statement", "line", "edge_line", "labelled_value", "element", "section", "fence"]
+Treatment = Literal["strip", "move"]
+Evidence = Literal["signature", "labelled", "observed"]
+Varies = Literal["turn", "lane"]
+Identity = Literal["", "strict", "weak"]
+
+MAX_RULES = 500
+GENERIC = "generic"
+STATEMENTS = frozenset({"statement", "line", "edge_line"})
+BLOCKS = frozenset({"labelled_value", "element", "section", "fence"})
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """What a rule does, checked by a test: the head `before` becomes `after`, and `note` is what was cut. `earlier` is
+    a head with another value that must have been seen first."""
+
+    before: str
+    after: str
+    note: str = ""
+    earlier: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One kind of volatile text. `topic` groups rules that speak of the same thing: text whose topic occurs twice in a
+    head is no clock at first sight. `varies`: once a "turn", or only from "lane" to lane. `identity`: whether its value
+    (group `value`, under the name of group `label`) tells conversations apart.
+    """
+
+    name: str
+    framework: str
+    where: Where
+    treatment: Treatment
+    evidence: Evidence
+    why: str
+    topic: str
+    varies: Varies
+    identity: Identity
+    pattern: re.Pattern[str]
+    needs: tuple[str, ...] = ()
+    value: re.Pattern[str] | None = None
+    inside: re.Pattern[str] | None = None
+    lead: re.Pattern[str] | None = None
+    body: re.Pattern[str] | None = None
+    until: re.Pattern[str] | None = None
+    names_lane: re.Pattern[str] | None = None
+    companion: bool = False
+    example: Example | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class RuleSet:
+    """The rules in force, frameworks' own before generic ones: where two match, the first one is named."""
+
+    rules: tuple[Rule, ...]
+    companions: tuple[Rule, ...] = ()
+
+    @property
+    def statements(self) -> tuple[Rule, ...]:
+        return tuple(r for r in self.rules if r.where in STATEMENTS)
+
+    @property
+    def blocks(self) -> tuple[Rule, ...]:
+        return tuple(r for r in self.rules if r.where in BLOCKS)
+
+    @property
+    def strips(self) -> tuple[Rule, ...]:
+        return tuple(r for r in self.rules if r.where == "text_start")
+
+    def with_rules(self, more: Sequence[Rule]) -> RuleSet:
+        return RuleSet((*self.rules, *more), self.companions)
+
+
+def load_rules(extra: Sequence[tuple[str, str]] = (), disabled: frozenset[str] = frozenset()) -> RuleSet:
+    """The built-in rules and those of `extra`, pairs of a file's name and its text, less the `disabled` ones.
+
+    UsageError names file, rule and field of the first thing that is wrong,
+    also of a disabled rule that does not exist.
+    """
+    fragments = builtin_fragments()
+    rules: dict[str, Rule] = {}
+    companions: list[Rule] = []
+    for name, text in (*_builtin_files(), *extra):
+        for rule in _read_file(name, text, fragments):
+            if rule.companion:
+                companions.append(rule)
+            elif rule.name in rules:
+                raise UsageError(f"{name}: rule {rule.name!r}: name: another rule has this name")
+            else:
+                rules[rule.name] = rule
+    if len(rules) > MAX_RULES:
+        raise UsageError(f"there are {len(rules)} rules, allowed are {MAX_RULES}")
+    unknown = disabled - rules.keys()
+    if unknown:
+        raise UsageError(f"stabilise.disabled: there is no rule {min(unknown)!r}")
+    kept = [r for r in rules.values() if r.name not in disabled]
+    return RuleSet(tuple(sorted(kept, key=lambda r: r.framework == GENERIC)), tuple(companions))
+
+
+def builtin_fragments() -> dict[str, str]:
+    """The named parts that every pattern may use as `(?&name)`."""
+    text = (files("prefixproxy") / "rules" / "fragments.toml").read_text(encoding="utf-8")
+    fragments: dict[str, str] = tomllib.loads(text)["fragments"]
+    return fragments
+
+
+def read_rule(table: Mapping[str, Any], file: str, fragments: Mapping[str, str]) -> Rule:
+    """One `[[rule]]` table. UsageError names `file`, the rule and the field that is wrong."""
+    return _Table(table, file, fragments).rule()
+
+
+def _builtin_files() -> list[tuple[str, str]]:
+    folder = files("prefixproxy") / "rules"
+    found = [(f.name, f) for f in folder.iterdir() if f.name.endswith(".toml") and f.name != "fragments.toml"]
+    return [(f"rules/{name}", file.read_text(encoding="utf-8")) for name, file in sorted(found, key=lambda f: f[0])]
+
+
+def _read_file(name: str, text: str, fragments: Mapping[str, str]) -> list[Rule]:
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{name}: this is no TOML: {error}") from error
+    unknown = data.keys() - {"rule", "companion"}
+    if unknown:
+        raise UsageError(f"{name}: {min(unknown)}: unknown; a rule file holds [[rule]] and [[companion]] tables")
+    out = []
+    for kind in ("rule", "companion"):
+        tables = data.get(kind, [])
+        if not isinstance(tables, list) or not all(isinstance(t, dict) for t in tables):
+            raise UsageError(f"{name}: {kind}: must be [[{kind}]] tables")
+        out += [_Table(t, name, fragments, companion=kind == "companion").rule() for t in tables]
+    return out
+
+
+_OPTIONAL_PATTERNS = ("value", "inside", "lead", "body", "until", "names_lane")
+_FIELDS = frozenset(
+    {"name", "framework", "where", "pattern", "treatment", "evidence", "why", "example", "topic", "varies", "identity"}
+    | {"needs", *_OPTIONAL_PATTERNS}
+)
+_REQUIRED: dict[str, str] = {"labelled_value": "value"}
+_FITS: dict[str, frozenset[str]] = {
+    "value": frozenset({"labelled_value"}),
+    "inside": frozenset({"element", "fence"}),
+    "lead": frozenset({"element"}),
+    "body": frozenset({"section"}),
+    "until": frozenset({"section"}),
+    "names_lane": BLOCKS,
+    "identity": STATEMENTS,
+}
+
+
+class _Table:
+    """Reads one table, and says of everything wrong in which file, rule and field it stands."""
+
+    def __init__(
+        self, table: Mapping[str, Any], file: str, fragments: Mapping[str, str], *, companion: bool = False
+    ) -> None:
+        self._table = table
+        self._file = file
+        self._fragments = fragments
+        self._companion = companion
+        self._name = "?"
+
+    def rule(self) -> Rule:
+        self._name = self._word("name")
+        unknown = self._table.keys() - _FIELDS
+        if unknown:
+            raise self._wrong(min(unknown), f"unknown field; known are {', '.join(sorted(_FIELDS))}")
+        where: Where = self._one_of("where", get_args(Where), "line" if self._companion else None)
+        treatment: Treatment = self._one_of("treatment", get_args(Treatment), "move" if self._companion else None)
+        evidence: Evidence = self._one_of("evidence", get_args(Evidence), "observed" if self._companion else None)
+        self._check(where, treatment, evidence)
+        more = {key: self._pattern(key) for key in _OPTIONAL_PATTERNS if key in self._table}
+        pattern = self._pattern("pattern")
+        return Rule(
+            name=self._name,
+            framework=self._word("framework", GENERIC),
+            where=where,
+            treatment=treatment,
+            evidence=evidence,
+            why=self._word("why", "a companion" if self._companion else None),
+            topic=self._word("topic", self._name),
+            varies=self._one_of("varies", get_args(Varies), "turn"),
+            identity=self._one_of("identity", get_args(Identity), ""),
+            pattern=pattern,
+            needs=self._words("needs"),
+            companion=self._companion,
+            example=self._example(),
+            **more,
+        )
+
+    def _check(self, where: Where, treatment: Treatment, evidence: Evidence) -> None:
+        if (where == "text_start") != (treatment == "strip"):
+            raise self._wrong("treatment", 'must be "strip" where `where` is "text_start", and "move" elsewhere')
+        if treatment == "strip" and evidence != "signature":
+            raise self._wrong("evidence", 'must be "signature" where `treatment` is "strip"')
+        needed = _REQUIRED.get(where)
+        if needed and needed not in self._table:
+            raise self._wrong(needed, f'missing; where = "{where}" needs it')
+        if where == "section" and ("body" in self._table) == ("until" in self._table):
+            raise self._wrong("body", 'where = "section" needs either `body` or `until`')
+        for key, places in _FITS.items():
+            if key in self._table and where not in places:
+                raise self._wrong(key, f'has no meaning where `where` is "{where}"')
+        if self._table.get("identity") and "(?P<value>" not in str(self._table.get("pattern")):
+            raise self._wrong("identity", "the pattern has no group `value` that could tell lanes apart")
+
+    def _wrong(self, key: str, why: str) -> UsageError:
+        return UsageError(f"{self._file}: rule {self._name!r}: {key}: {why}")
+
+    def _word(self, key: str, default: str | None = None) -> str:
+        word = self._table.get(key, default)
+        if not isinstance(word, str) or not word.strip():
+            raise self._wrong(key, "missing" if word is None else "must be a text that is not empty")
+        if "\n" in word.strip() and key != "pattern":
+            raise self._wrong(key, "must be one line")
+        return word
+
+    def _words(self, key: str) -> tuple[str, ...]:
+        words = self._table.get(key, [])
+        if not isinstance(words, list) or not all(isinstance(w, str) and w for w in words):
+            raise self._wrong(key, "must be a list of texts")
+        return tuple(w.lower() for w in words)
+
+    def _one_of(self, key: str, allowed: tuple[str, ...], default: str | None) -> Any:
+        word = self._table.get(key, default)
+        if word not in allowed:
+            shown = ", ".join(f'"{a}"' for a in allowed if a)
+            raise self._wrong(key, f"missing; one of {shown}" if word is None else f"must be one of {shown}")
+        return word
+
+    def _pattern(self, key: str) -> re.Pattern[str]:
+        text = self._word(key)
+        try:
+            pattern = compiled(text, self._fragments)
+        except PatternError as error:
+            raise self._wrong(key, str(error)) from error
+        if key in ("pattern", "value") and pattern.match(""):
+            raise self._wrong(key, "it matches the empty text")
+        return pattern
+
+    def _example(self) -> Example | None:
+        table = self._table.get("example")
+        if table is None:
+            return None
+        fields = {"before", "after", "note", "earlier"}
+        if not isinstance(table, dict) or not table.keys() <= fields or not {"before", "after"} <= table.keys():
+            raise self._wrong("example", "must be a table of the texts before, after, and if need be note and earlier")
+        if not all(isinstance(text, str) for text in table.values()):
+            raise self._wrong("example", "must hold texts")
+        return Example(**table)

@@ -1,0 +1,226 @@
+"""The head of one prompt as its rules see it: what is stripped, and the spans that may be cut.
+
+Reading depends on the head and the rules alone. Which of the spans are cut is decided with what was seen to change
+(`cut_flags`). Everything outside the spans makes up the head's `key`: requests of one key are one family.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from prefixproxy.prompt import Message, Opaque, Text
+from prefixproxy.volatile import Rule, RuleSet
+from prefixproxy.volatile_lines import LineFacts, LineReader
+from prefixproxy.volatile_spans import Found, TextReader
+
+MAX_LINES = 20_000
+"""Lines of one text that are looked at; the middle of a longer one is taken as it is."""
+MAX_SPANS = 128
+"""Spans of one head; a text with more of them is a log or a table, and nothing in it is volatile."""
+MEMO_BYTES = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Text that a rule knows: characters `start` to `end` of head text number `text`, and the `note` they become.
+
+    `at_sight`: the rule may act on it at the border of the head before it was seen to change; `on_top` excludes the
+    upper border, `anywhere` needs no border. `opens_head` / `closes_head`: nothing but other spans and white space
+    stands before / behind it. `strict` and `weak` are the lane values it tells.
+    """
+
+    rule: Rule
+    text: int
+    start: int
+    end: int
+    note: str
+    at_sight: bool
+    on_top: bool
+    anywhere: bool
+    opens_head: bool
+    closes_head: bool
+    turn: bool
+    strict: tuple[tuple[str, str], ...]
+    weak: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HeadText:
+    """One text of the head less what was stripped from it; `message` counts from the top of the prompt."""
+
+    message: int
+    part: Text
+    text: str
+    stripped: tuple[tuple[Rule, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HeadView:
+    texts: tuple[HeadText, ...]
+    spans: tuple[Span, ...]
+    key: bytes
+
+    @property
+    def strips(self) -> bool:
+        return any(t.stripped for t in self.texts)
+
+
+class HeadReader:
+    """Reads heads against one rule set. Remembers which lines say nothing, within MEMO_BYTES."""
+
+    def __init__(self, rules: RuleSet) -> None:
+        self._strips = rules.strips
+        self._lines = LineReader(rules)
+        self._boring: set[str] = set()
+        self._telling: dict[str, LineFacts] = {}
+        self._memo_bytes = 0
+
+    def read(self, head: Sequence[Message], salt: bytes = b"") -> HeadView:
+        """What the rules see in these messages; `salt` keeps families of different models apart."""
+        texts = [self._stripped(i, part) for i, m in enumerate(head) for part in m.parts if isinstance(part, Text)]
+        found: list[tuple[int, Found]] = []
+        mentions: Counter[str] = Counter()
+        for number, text in enumerate(texts):
+            lines = text.text.split("\n")
+            reader = TextReader(text.text, lines, self._facts_of(lines))
+            found += [(number, f) for f in reader.found()]
+            mentions.update(reader.mentions())
+        spans = _spans(texts, found, mentions)
+        return HeadView(tuple(texts), spans, _key(head, texts, spans, salt))
+
+    def _stripped(self, message: int, part: Text) -> HeadText:
+        text, gone = part.text, list[tuple[Rule, str]]()
+        for rule in self._strips:
+            first, newline, rest = text.partition("\n")
+            if len(first) < 2048 and rule.pattern.fullmatch(first.rstrip()):
+                gone.append((rule, first + newline))
+                text = rest.lstrip("\r\n")
+        return HeadText(message, part, text, tuple(gone))
+
+    def _facts_of(self, lines: Sequence[str]) -> dict[int, LineFacts]:
+        """The lines that say something, by number."""
+        boring, out = self._boring, dict[int, LineFacts]()
+        numbers: Sequence[int] = range(len(lines))
+        if len(lines) > MAX_LINES:
+            numbers = (*range(MAX_LINES // 2), *range(len(lines) - MAX_LINES // 2, len(lines)))
+        for number in numbers:
+            line = lines[number]
+            if line in boring:
+                continue
+            facts = self._telling.get(line)
+            if facts is None:
+                facts = self._lines.facts(line.removesuffix("\r"))
+                self._remember(line, facts)
+            if not facts.boring:
+                out[number] = facts
+        return out
+
+    def _remember(self, line: str, facts: LineFacts) -> None:
+        self._memo_bytes += len(line) + 200
+        if self._memo_bytes > MEMO_BYTES:
+            self._boring, self._telling, self._memo_bytes = set(), {}, len(line) + 200
+        if facts.boring:
+            self._boring.add(line)
+        else:
+            self._telling[line] = facts
+
+
+def cut_flags(view: HeadView, changed: Sequence[bool]) -> list[bool]:
+    """Which spans leave the head, given which were seen to change: those, and at the borders those that act at sight.
+
+    A border moves inwards with each span that is cut, so that cutting twice cuts no more than cutting once.
+    """
+    cut = [c or (s.at_sight and s.anywhere) for s, c in zip(view.spans, changed, strict=True)]
+    for i, span in enumerate(view.spans):
+        if not (span.opens_head and (cut[i] or (span.at_sight and span.on_top))):
+            break
+        cut[i] = True
+    for i in reversed(range(len(view.spans))):
+        span = view.spans[i]
+        if not (span.closes_head and (cut[i] or span.at_sight)):
+            break
+        cut[i] = True
+    return cut
+
+
+def _spans(texts: Sequence[HeadText], found: Sequence[tuple[int, Found]], mentions: Counter[str]) -> tuple[Span, ...]:
+    if len(found) > MAX_SPANS:
+        return ()
+    opens = _touching(texts, found)
+    closes = _touching(texts, found, backwards=True)
+    out = []
+    for i, (number, f) in enumerate(found):
+        border = opens[i] or closes[i]
+        if f.border_only and not border:
+            continue
+        once = all(mentions[topic] <= 1 for topic in f.topics)
+        out.append(
+            Span(
+                rule=f.rule,
+                text=number,
+                start=f.start,
+                end=f.end,
+                note=texts[number].text[f.note_start : f.note_end],
+                at_sight=f.at_sight and once,
+                on_top=f.on_top,
+                anywhere=f.rule.evidence == "signature",
+                opens_head=opens[i],
+                closes_head=closes[i],
+                turn=f.turn,
+                strict=f.strict,
+                weak=f.weak,
+            )
+        )
+    return tuple(out)
+
+
+def _touching(texts: Sequence[HeadText], found: Sequence[tuple[int, Found]], *, backwards: bool = False) -> list[bool]:
+    """For each span, whether only white space stands between it and the one nearer to that border of the head."""
+    out = [False] * len(found)
+    number, pos = (len(texts) - 1, len(texts[-1].text)) if backwards and texts else (0, 0)
+    for i in reversed(range(len(found))) if backwards else range(len(found)):
+        at, f = found[i]
+        if backwards:
+            between = [texts[at].text[f.end :], *(t.text for t in texts[at + 1 : number]), texts[number].text[:pos]]
+            if at == number:
+                between = [texts[at].text[f.end : pos]]
+            pos = f.start
+        else:
+            between = [texts[number].text[pos:], *(t.text for t in texts[number + 1 : at]), texts[at].text[: f.start]]
+            if at == number:
+                between = [texts[at].text[pos : f.start]]
+            pos = f.end
+        if any(piece and not piece.isspace() for piece in between):
+            break
+        out[i] = True
+        number = at
+    return out
+
+
+def _key(head: Sequence[Message], texts: Sequence[HeadText], spans: Sequence[Span], salt: bytes) -> bytes:
+    state = blake2b(salt, digest_size=16)
+    by_part = {id(t.part): number for number, t in enumerate(texts)}
+    for message in head:
+        state.update(b"\xff" + message.role.value.encode())
+        for part in message.parts:
+            if isinstance(part, Opaque):
+                state.update(b"\xfe" + part.canonical)
+                continue
+            number = by_part[id(part)]
+            text = texts[number]
+            if text.stripped and not text.text.strip():
+                continue
+            state.update(b"\xfe" + _masked(text.text, [s for s in spans if s.text == number]))
+    return state.digest()
+
+
+def _masked(text: str, spans: Sequence[Span]) -> bytes:
+    pieces, pos = list[str](), 0
+    for span in spans:
+        pieces += (text[pos : span.start], f"\0{span.rule.name}\0")
+        pos = span.end
+    pieces.append(text[pos:])
+    return "".join(pieces).encode("utf-8", "surrogatepass")

@@ -1,0 +1,191 @@
+"""What one line of a head says by itself: statements that rules know, and marks of the structure around it.
+
+A line's facts depend on the line alone, so they are remembered: a head that comes again with another clock costs one
+set lookup per line, however long it is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from prefixproxy.volatile import Rule, RuleSet
+from prefixproxy.volatile_patterns import MAX_PIECE
+
+MAX_STATEMENTS = 12
+"""Statements on one line; a longer chain is a table or a log."""
+MAX_SENTENCES = 64
+"""Sentence starts of one line that are looked at, from each end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One statement: characters `start` to `end` of its line (decoration excluded), and what identifies a lane."""
+
+    rule: Rule
+    start: int
+    end: int
+    label: str = ""
+    value: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LineFacts:
+    """`whole`: the statements the line consists of, companions included, if it is nothing else. `sentences`: those in a
+    longer line. `mentions`: the topics the line speaks of in any way. `opens`: the block rules whose opening it is."""
+
+    whole: tuple[Piece, ...] = ()
+    sentences: tuple[Piece, ...] = ()
+    mentions: frozenset[str] = frozenset()
+    opens: tuple[Rule, ...] = ()
+    fence: str = ""
+    heading: int = 0
+    opened: tuple[str, ...] = ()
+    closed: tuple[str, ...] = ()
+    example: bool = False
+
+    @property
+    def boring(self) -> bool:
+        return self == _NOTHING
+
+    @property
+    def moves(self) -> bool:
+        """Whether the line is statements, not only their companions."""
+        return any(not piece.rule.companion for piece in self.whole)
+
+
+_NOTHING = LineFacts()
+
+_FENCE = re.compile(r"\s{0,3}(`{3}|~{3}|\"{3}|'{3})|.*(\"{3}|'{3})\s*$")
+_HEADING = re.compile(r"(#{1,6})\s")
+_TAG = re.compile(r"<(/?)([A-Za-z][\w.:-]{0,63})(?:\s[^<>]{0,300})?>")
+_EXAMPLE = re.compile(
+    r"\W{0,8}(?:for example|(?:few[- ]?shot |sample |example )?(?:examples?|dialogues?|conversations?|transcripts?)"
+    r"|few[- ]?shots?|samples?|demonstrations?|(?:example|sample) \w{1,20}|(?:output|response|answer) format|format)"
+    r"(?: \(?\w{1,12}\)?){0,3}\W{0,4}",
+    re.IGNORECASE,
+)
+_LEADING = re.compile(r"[\s\-•‣◦#]*")
+_BRACKETS = {"[": "]", "(": ")"}
+_BETWEEN = re.compile(r"[.!]?(?:\s*[|;,·•/—–]\s*|\s+-\s+|\s+|$)|[.!]$")
+_SENTENCE_START = re.compile(r"(?:^|(?<=[.!?])|(?<=[.!?][\"')\]]))\s*(?=\S)")
+_SENTENCE_END = re.compile(r"[.!]?(?=\s|$)")
+_FULL_STOP = re.compile(r"[.!]|(?<=[.!])")
+_HINT = re.compile(r"\d|day\b|tag\b", re.IGNORECASE)
+
+
+class LineReader:
+    """Reads lines against one rule set."""
+
+    def __init__(self, rules: RuleSet) -> None:
+        self._statements = rules.statements
+        self._companions = rules.companions
+        self._blocks = rules.blocks
+
+    def facts(self, line: str) -> LineFacts:
+        """The facts of a line without its line end."""
+        whole = sentences = ()  # type: tuple[Piece, ...]
+        mentions: frozenset[str] = frozenset()
+        if len(line) <= MAX_PIECE:
+            whole = self._whole(line)
+        if not any(not p.rule.companion for p in whole) and _hints(line):
+            sentences = tuple(self._sentences(line))
+            mentions = self._mentioned(line)
+        mentions |= {p.rule.topic for p in (*whole, *sentences) if not p.rule.companion}
+        fence = _FENCE.match(line)
+        heading = _HEADING.match(line)
+        tags = _TAG.findall(line[:MAX_PIECE]) if "<" in line[:16] else []
+        return LineFacts(
+            whole=whole,
+            sentences=sentences,
+            mentions=mentions,
+            opens=tuple(self._opens(line)) if len(line) <= MAX_PIECE and not line.isspace() else (),
+            fence=(fence[1] or fence[2]) if fence else "",
+            heading=len(heading[1]) if heading else 0,
+            opened=tuple(name.lower() for slash, name in tags if not slash),
+            closed=tuple(name.lower() for slash, name in tags if slash),
+            example=_EXAMPLE.fullmatch(line) is not None and (line.rstrip().endswith(":") or heading is not None),
+        )
+
+    def _whole(self, line: str) -> tuple[Piece, ...]:
+        """The statements of a line that is nothing but statements, else ()."""
+        text = line.replace("*", "").rstrip()
+        found = _LEADING.match(text)
+        pos, end, out = found.end() if found else 0, len(text), list[Piece]()
+        if pos < end and _BRACKETS.get(text[pos]) == text[-1]:
+            pos, end, text = pos + 1, end - 1, text[:-1]
+        lowered = text.lower()
+        while pos < end:
+            piece = self._at(text, lowered, pos, whole_line=True)
+            if piece is None or len(out) == MAX_STATEMENTS:
+                return ()
+            out.append(piece)
+            gap = _BETWEEN.match(text, piece.end)
+            if gap is None or (gap.end() == piece.end and piece.end < end):
+                return ()
+            pos = gap.end()
+        return tuple(out)
+
+    def _at(self, text: str, lowered: str, pos: int, *, whole_line: bool) -> Piece | None:
+        """The first rule's statement that starts at `pos`."""
+        rules = (*self._statements, *self._companions) if whole_line else self._statements
+        for rule in rules:
+            if (not whole_line and rule.where != "statement") or (
+                rule.needs and not any(word in lowered for word in rule.needs)
+            ):
+                continue
+            found = rule.pattern.match(text, pos, pos + MAX_PIECE)
+            if found and _ends(text, found.end(), whole_line=whole_line):
+                groups = found.groupdict()
+                value = groups.get("value") or ""
+                label = groups.get("label") or rule.topic
+                return Piece(rule, pos, found.end(), label.lower(), value)
+        return None
+
+    def _sentences(self, line: str) -> Iterator[Piece]:
+        """Statements that are sentences of their own in a longer line."""
+        lowered = line.lower()
+        starts = [m.end() for m in _SENTENCE_START.finditer(line)]
+        if len(starts) > 2 * MAX_SENTENCES:
+            starts = starts[:MAX_SENTENCES] + starts[-MAX_SENTENCES:]
+        for start in starts:
+            piece = self._at(line, lowered[start : start + 160], start, whole_line=False)
+            if piece is None:
+                continue
+            stop = _SENTENCE_END.match(line, piece.end)
+            end = stop.end() if stop else piece.end
+            if end == len(line.rstrip()) or _FULL_STOP.match(line, end - 1):
+                yield Piece(piece.rule, start, end, piece.label, piece.value)
+
+    def _mentioned(self, line: str) -> frozenset[str]:
+        """Topics that occur anywhere in the line, also inside a quotation."""
+        if len(line) > MAX_PIECE:
+            return frozenset()
+        lowered = line.lower()
+        rules = [r for r in self._statements if r.where == "statement" and r.needs]
+        near = [r for r in rules if any(word in lowered for word in r.needs)]
+        return frozenset(r.topic for r in near if r.pattern.search(line))
+
+    def _opens(self, line: str) -> Iterator[Rule]:
+        bare = line.strip()
+        label = bare.strip("#*_:： ").strip()
+        tag = _TAG.match(bare) if bare.startswith("<") else None
+        for rule in self._blocks:
+            if rule.where == "element":
+                if tag and not tag[1] and rule.pattern.fullmatch(tag[2]):
+                    yield rule
+            elif rule.where == "labelled_value":
+                if label and label != bare and rule.pattern.fullmatch(label):
+                    yield rule
+            elif rule.pattern.fullmatch(bare if rule.where == "section" else label):
+                yield rule
+
+
+def _hints(line: str) -> bool:
+    return _HINT.search(line) is not None
+
+
+def _ends(text: str, pos: int, *, whole_line: bool) -> bool:
+    """Whether a statement may end here: at the end, or before a separator."""
+    return (_BETWEEN if whole_line else _SENTENCE_END).match(text, pos) is not None

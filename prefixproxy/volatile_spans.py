@@ -1,0 +1,346 @@
+"""Finds the spans of one head text: lines, sentences and blocks that rules know, where they mean what they say.
+
+A statement inside a code fence, a quoted document or an example is no state. Where an example ends is a guess, so a
+lone statement behind one is believed only once it was seen to change.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from prefixproxy.volatile import Rule
+from prefixproxy.volatile_lines import LineFacts, Piece
+
+CONTENT_TAGS = re.compile(
+    r"(?:document|doc|examples?|sample|quote|blockquote|transcript|logs?|file|files|code|snippet|contract|article|email|mail"
+    r"|page|attachment|excerpt|source|script|pre|output|answer|response|template|format|schema|diff|patch|book|chapter|letter"
+    r"|dialogue|conversation|chat_history|history|few_shot)(?:[_-]?(?:text|content|contents|\d{1,4}))?"
+)
+"""Tags around text that is somebody's content: dates and ids in it are part of the document."""
+
+MAX_TELLING = 512
+MAX_PARAGRAPH = 60
+MAX_BLOCK = 2_000
+"""Lines of one block."""
+_CLOSING = re.compile(r"</([A-Za-z][\w.:-]{0,63})>")
+_REPLY = re.compile(r"\s{0,4}\W{0,3}(?:assistant|ai|bot|model|a|answer|output|response|reply)\W{0,3}:", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A span before the rest of the head is known. `start` to `end` is cut, `note_start` to `note_end` of it kept."""
+
+    rule: Rule
+    start: int
+    end: int
+    note_start: int
+    note_end: int
+    topics: tuple[str, ...]
+    at_sight: bool
+    on_top: bool
+    border_only: bool
+    turn: bool
+    strict: tuple[tuple[str, str], ...]
+    weak: tuple[tuple[str, str], ...]
+
+
+class TextReader:
+    """One text: its lines, and the facts of those that say something."""
+
+    def __init__(self, text: str, lines: Sequence[str], facts: Mapping[int, LineFacts]) -> None:
+        self._text = text
+        self._lines = lines
+        self._facts = facts
+        self._starts = [0, *accumulate(len(line) + 1 for line in lines)] if facts else []
+        self._content = _content_zones(lines, facts)
+        self._announced = _announcements(facts)
+        self._fences = [(i, f.fence) for i, f in facts.items() if f.fence]
+        self._closings: dict[str, list[int]] | None = None
+        self._found: list[Found] | None = None
+
+    def mentions(self) -> list[str]:
+        """Each topic once for each line or block that speaks of it, wherever it stands."""
+        out = [topic for f in self._facts.values() for topic in f.mentions]
+        return out + [f.rule.topic for f in self.found() if f.rule.where in ("element", "labelled_value")]
+
+    def found(self) -> list[Found]:
+        """The spans in order; none overlaps another. A text full of statements is a log, and has none."""
+        if self._found is None:
+            telling = sum(bool(f.moves or f.sentences or f.opens) for f in self._facts.values())
+            self._found = self._find() if telling <= MAX_TELLING else []
+        return self._found
+
+    def _find(self) -> list[Found]:
+        out, free = list[Found](), 0
+        for number, facts in self._facts.items():
+            if number < free or self._in_content(number):
+                continue
+            block = self._block(number, facts, free)
+            if block is not None:
+                found, free = block
+                out.append(found)
+            elif facts.moves and not self._is_example(number):
+                out.append(self._line(number, facts))
+            elif facts.sentences and not self._is_example(number):
+                out.extend(self._sentences(number, facts))
+        return out
+
+    # Lines and sentences
+
+    def _line(self, number: int, facts: LineFacts) -> Found:
+        pieces = [p for p in facts.whole if not p.rule.companion]
+        labelled = [p for p in pieces if p.rule.evidence != "observed"]
+        start, stop = self._starts[number], self._starts[number + 1] - 1
+        line = self._lines[number]
+        return Found(
+            rule=(labelled or pieces)[0].rule,
+            start=start,
+            end=min(stop + 1, len(self._text)),
+            note_start=start + len(line) - len(line.lstrip()),
+            note_end=start + len(line.rstrip()),
+            topics=tuple({p.rule.topic for p in labelled}),
+            at_sight=bool(labelled) and not self._behind_example(number),
+            on_top=True,
+            border_only=all(p.rule.where == "edge_line" for p in pieces),
+            turn=any(p.rule.varies == "turn" for p in pieces),
+            strict=_identities(pieces, "strict"),
+            weak=_identities(pieces, "weak"),
+        )
+
+    def _sentences(self, number: int, facts: LineFacts) -> Iterator[Found]:
+        line, base = self._lines[number], self._starts[number]
+        for piece in facts.sentences:
+            before = len(line[: piece.start].rstrip())
+            after = len(line) - len(line[piece.end :].lstrip())
+            ends_line = after == len(line) and before > 0
+            yield Found(
+                rule=piece.rule,
+                start=base + (before if ends_line else piece.start),
+                end=base + (len(line.rstrip()) if ends_line else after),
+                note_start=base + piece.start,
+                note_end=base + piece.end,
+                topics=(piece.rule.topic,),
+                at_sight=piece.rule.evidence != "observed" and not self._behind_example(number),
+                on_top=True,
+                border_only=False,
+                turn=piece.rule.varies == "turn",
+                strict=_identities([piece], "strict"),
+                weak=_identities([piece], "weak"),
+            )
+
+    # Blocks
+
+    def _block(self, number: int, facts: LineFacts, free: int) -> tuple[Found, int] | None:
+        for rule in facts.opens:
+            lines = self._extent(rule, number)
+            if lines is None or self._is_example(number):
+                continue
+            first, last = self._with_lead(rule, lines[0], lines[1], free)
+            start, stop = self._starts[first], self._starts[last + 1] - 1
+            own = self._lines[first : last + 1]
+            found = Found(
+                rule=rule,
+                start=start,
+                end=min(stop + 1, len(self._text)),
+                note_start=start,
+                note_end=start + len("\n".join(own).rstrip()),
+                topics=(rule.topic,),
+                at_sight=rule.evidence != "observed" and not self._behind_example(number),
+                on_top=rule.where != "labelled_value",
+                border_only=False,
+                turn=rule.varies == "turn",
+                strict=_named_lanes(rule, own),
+                weak=(),
+            )
+            return found, last + 1
+        return None
+
+    def _extent(self, rule: Rule, number: int) -> tuple[int, int] | None:
+        """First and last line of the block that opens here, without lead-in; None if it is no such block."""
+        match rule.where:
+            case "element":
+                return self._element(rule, number)
+            case "labelled_value":
+                return self._labelled(rule, number)
+            case "section":
+                return self._section(rule, number)
+            case _:
+                return self._fence(rule, number)
+
+    def _element(self, rule: Rule, number: int) -> tuple[int, int] | None:
+        name = self._facts[number].opened[0]
+        if self._closings is None:
+            self._closings = _closings(self._lines)
+        closings = self._closings.get(name, [])
+        at = bisect_left(closings, number)
+        if at == len(closings) or closings[at] - number > MAX_BLOCK:
+            return None
+        last = closings[at]
+        content = "\n".join(self._lines[number : last + 1]).strip()
+        inner, mark = content[content.index(">") + 1 :], f"</{name}>"
+        if not inner.lower().endswith(mark) or inner.lower().count(mark) > 1:
+            return None
+        told = [line.strip() for line in inner[: -len(mark)].splitlines() if line.strip()]
+        if not told or (rule.inside and not any(rule.inside.fullmatch(line) for line in told if len(line) < 512)):
+            return None
+        return number, last
+
+    def _labelled(self, rule: Rule, number: int) -> tuple[int, int] | None:
+        assert rule.value is not None
+        at = number + 1
+        if self._facts[number].heading and self._blank(at):
+            at += 1
+        first, last, told = at, at - 1, False
+        while at < len(self._lines) and at - first < 8 and not self._blank(at):
+            bare, facts = self._lines[at].replace("*", "").strip().lstrip("-•# ").strip(), self._facts.get(at)
+            value = len(bare) < 512 and rule.value.fullmatch(bare.rstrip("."))
+            if not value and not (facts and facts.whole):
+                break
+            told, last, at = told or bool(value), at, at + 1
+        if not told:
+            return None
+        stands_alone = self._blank(at) or self._level(at) > 0
+        return (number, last) if stands_alone else (first, last)
+
+    def _section(self, rule: Rule, number: int) -> tuple[int, int] | None:
+        at = last = number
+        while at + 1 < len(self._lines) and at - number < MAX_BLOCK:
+            at += 1
+            line = self._lines[at]
+            if rule.until:
+                if self._blank(at - 1) and rule.until.fullmatch(line[:500].rstrip()):
+                    break
+            elif not (rule.body and len(line) <= 512 and rule.body.fullmatch(line.rstrip())):
+                break
+            last = last if self._blank(at) else at
+        return (number, last) if last > number else None
+
+    def _fence(self, rule: Rule, number: int) -> tuple[int, int] | None:
+        at = bisect_left(self._fences, (number + 1, ""))
+        if len(self._fences) < at + 2:
+            return None
+        (opening, mark), (closing, end) = self._fences[at : at + 2]
+        if mark != end or opening - number > 8 or any(self._level(i) for i in range(number + 1, opening)):
+            return None
+        inner = [line.strip() for line in self._lines[opening + 1 : closing]]
+        if rule.inside and not any(rule.inside.match(line) for line in inner[:200] if len(line) < 512):
+            return None
+        return number, closing
+
+    def _with_lead(self, rule: Rule, first: int, last: int, free: int) -> tuple[int, int]:
+        """The block with the line that introduces it, and with its heading if nothing else stands under that."""
+        if rule.lead and first > free and rule.lead.fullmatch(self._lines[first - 1].strip()[:512]):
+            first -= 1
+        above = first - 2 if first >= 2 and self._blank(first - 1) else first - 1
+        level = self._level(above) if above >= free else 0
+        if level:
+            below = next((i for i in range(last + 1, len(self._lines)) if not self._blank(i)), None)
+            if below is None or 0 < self._level(below) <= level:
+                first = above
+        return first, last
+
+    # Where a statement means what it says
+
+    def _blank(self, number: int) -> bool:
+        return number >= len(self._lines) or not self._lines[number].strip()
+
+    def _level(self, number: int) -> int:
+        """The level of the heading on this line, 0 if it is none."""
+        facts = self._facts.get(number)
+        return facts.heading if facts and not facts.whole else 0
+
+    def _in_content(self, number: int) -> bool:
+        at = bisect_right(self._content, (number, len(self._lines)))
+        return at > 0 and number <= self._content[at - 1][1]
+
+    def _paragraph(self, number: int) -> tuple[int, int]:
+        first = last = number
+        while first > 0 and number - first < MAX_PARAGRAPH and not self._blank(first - 1):
+            first -= 1
+        while not self._blank(last + 1) and last - number < MAX_PARAGRAPH:
+            last += 1
+        return first, last
+
+    def _is_example(self, number: int) -> bool:
+        """Whether the statement's paragraph is an example: announced as one, or talk with a reply in it."""
+        first, last = self._paragraph(number)
+        others = [i for i in range(first, last + 1) if not ((f := self._facts.get(i)) and (f.moves or f.opens))]
+        if number in self._announced:
+            return bool(others)
+        return any(_REPLY.match(self._lines[i]) for i in others)
+
+    def _behind_example(self, number: int) -> bool:
+        return number in self._announced
+
+
+def _identities(pieces: Sequence[Piece], kind: str) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted({(p.label, p.value) for p in pieces if p.rule.identity == kind}))
+
+
+def _named_lanes(rule: Rule, lines: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    if rule.names_lane is None:
+        return ()
+    found = (rule.names_lane.match(line[:512]) for line in lines)
+    return tuple(sorted({(rule.topic, m["value"].strip()) for m in found if m}))
+
+
+def _content_zones(lines: Sequence[str], facts: Mapping[int, LineFacts]) -> list[tuple[int, int]]:
+    """Line ranges of code fences and of tags around somebody's content."""
+    zones: list[tuple[int, int]] = []
+    fence: tuple[int, str] | None = None
+    tags: dict[str, list[int]] = {}
+    for number, f in facts.items():
+        if fence is not None:
+            if f.fence == fence[1]:
+                zones.append((fence[0], number))
+                fence = None
+            continue
+        if f.fence and lines[number].count(f.fence) == 1:
+            fence = (number, f.fence)
+        for name in f.opened:
+            if CONTENT_TAGS.fullmatch(name):
+                tags.setdefault(name, []).append(number)
+        for name in f.closed:
+            start = tags.get(name)
+            if start:
+                zones.append((start.pop(), number))
+    if fence is not None:
+        zones.append((fence[0], len(lines)))
+    return _outermost(zones)
+
+
+def _outermost(zones: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    out: list[tuple[int, int]] = []
+    for first, last in sorted(zones, key=lambda z: (z[0], -z[1])):
+        if not out or first > out[-1][1]:
+            out.append((first, last))
+        elif last > out[-1][1]:
+            out[-1] = (out[-1][0], last)
+    return out
+
+
+def _announcements(facts: Mapping[int, LineFacts]) -> frozenset[int]:
+    """The lines that stand behind the announcement of an example, up to the next heading of its level."""
+    out, level = set[int](), 0
+    for number, f in facts.items():
+        if f.heading and f.heading <= level:
+            level = 0
+        if f.example:
+            level = f.heading or 6
+        elif level:
+            out.add(number)
+    return frozenset(out)
+
+
+def _closings(lines: Sequence[str]) -> dict[str, list[int]]:
+    """The lines on which each tag is closed."""
+    out: dict[str, list[int]] = {}
+    for number, line in enumerate(lines):
+        if "</" in line:
+            for name in {m[1].lower() for m in _CLOSING.finditer(line)}:
+                out.setdefault(name, []).append(number)
+    return out
