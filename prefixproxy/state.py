@@ -1,0 +1,140 @@
+"""The state file: named JSON values that survive a restart, in one SQLite file only its owner can read.
+
+Losing it costs warm-up time, never an answer: whatever is wrong with the file is logged once, and the proxy goes on
+without it. Calls block on the disk; the edge makes them in a thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from threading import Lock
+from types import TracebackType
+from typing import Any, Self
+
+import orjson
+
+MEMORY = ":memory:"
+FORMAT = 1
+"""`PRAGMA user_version` of the file. A file with a larger one was written by a later version and is left alone."""
+BUSY_TIMEOUT_S = 5.0
+SIDE_FILES = ("", "-wal", "-shm")
+
+log = logging.getLogger(__name__)
+
+
+class StateFile:
+    """Values by name. Each carries the version its owner gave it: a value of another version is not returned, so an
+    owner may change its shape without reading the old one."""
+
+    def __init__(self, path: str) -> None:
+        self._lock = Lock()
+        self._connection = _memory() if path == MEMORY else _opened(Path(path))
+        self.persistent = path != MEMORY and not _in_memory(self._connection)
+        """Whether values outlive the process."""
+
+    def load(self, name: str, version: int = 1) -> Any | None:
+        """The value last stored under `name` with this version; None if there is none that can be read."""
+        try:
+            with self._lock:
+                query = "SELECT value FROM state WHERE name = ? AND version = ?"
+                row = self._connection.execute(query, (name, version)).fetchone()
+            return None if row is None else orjson.loads(row[0])
+        except (sqlite3.Error, orjson.JSONDecodeError) as error:
+            log.warning("state %r cannot be read and starts empty: %s", name, error)
+            return None
+
+    def store(self, name: str, value: Any, version: int = 1) -> bool:
+        """Replace the value under `name`; durable when this returns True. `value` is JSON (TypeError if it is not)."""
+        blob = orjson.dumps(value)
+        try:
+            with self._lock, self._connection:
+                self._connection.execute(
+                    "INSERT INTO state (name, version, value) VALUES (?, ?, ?) "
+                    "ON CONFLICT (name) DO UPDATE SET version = excluded.version, value = excluded.value",
+                    (name, version, blob),
+                )
+        except sqlite3.Error as error:
+            log.warning("state %r cannot be written: %s", name, error)
+            return False
+        return True
+
+    def close(self) -> None:
+        with self._lock:
+            self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _opened(path: Path) -> sqlite3.Connection:
+    """The file's connection; a fresh file if it is damaged; memory if there can be no file."""
+    try:
+        return _connected(path)
+    except (OSError, sqlite3.OperationalError) as error:
+        log.warning("%s cannot be used, nothing will survive a restart: %s", path, error)
+    except sqlite3.DatabaseError as error:
+        aside = path.with_name(path.name + ".damaged")
+        log.warning("%s is damaged (%s): moved to %s, starting with an empty one", path, error, aside.name)
+        try:
+            _move_aside(path, aside)
+            return _connected(path)
+        except (OSError, sqlite3.Error) as again:
+            log.warning("%s cannot be used, nothing will survive a restart: %s", path, again)
+    return _memory()
+
+
+def _connected(path: Path) -> sqlite3.Connection:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # SQLite gives its side files the mode of the database, so the mode has to be right before it opens it.
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    path.chmod(0o600)
+    connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, check_same_thread=False)
+    try:
+        _prepare(connection)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _memory() -> sqlite3.Connection:
+    connection = sqlite3.connect(MEMORY, check_same_thread=False)
+    _prepare(connection)
+    return connection
+
+
+def _prepare(connection: sqlite3.Connection) -> None:
+    (format_,) = connection.execute("PRAGMA user_version").fetchone()
+    if format_ > FORMAT:
+        raise sqlite3.OperationalError(f"written by a later version (format {format_}, this one knows {FORMAT})")
+    with closing(connection.execute("PRAGMA quick_check")) as check:
+        (verdict,) = check.fetchone()
+    if verdict != "ok":
+        raise sqlite3.DatabaseError(verdict)
+    for pragma in ("journal_mode = WAL", "synchronous = NORMAL", "secure_delete = ON", f"user_version = {FORMAT}"):
+        connection.execute(f"PRAGMA {pragma}")
+    with connection:
+        connection.execute(
+            "CREATE TABLE IF NOT EXISTS state (name TEXT PRIMARY KEY, version INTEGER NOT NULL, value BLOB NOT NULL)"
+        )
+
+
+def _move_aside(path: Path, aside: Path) -> None:
+    for suffix in SIDE_FILES:
+        source = path.with_name(path.name + suffix)
+        if source.exists():
+            source.replace(aside.with_name(aside.name + suffix))
+
+
+def _in_memory(connection: sqlite3.Connection) -> bool:
+    (_, _, file) = connection.execute("PRAGMA database_list").fetchone()
+    return not file
