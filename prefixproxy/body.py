@@ -180,9 +180,9 @@ def _walk(text: str, pos: int, node: _Node, out: list[_Splice]) -> int:
         if member.wrong is not None:
             raise member.wrong
         out.extend(member.splices)
-    out.extend((last[k].value, last[k].end, _json_text(v)) for k, v in node.keys.items() if k in last)
+    out.extend((last[k].value, last[k].end, json_text(v)) for k, v in node.keys.items() if k in last)
     new = [_member(k, v) for k, v in node.keys.items() if k not in last]
-    new += [_json_text(value) for value in node.items]
+    new += [json_text(value) for value in node.items]
     removed = {key for key, child in node.children.items() if child.removed}
     if removed or new:
         out.extend(_cuts(members, removed, pos + 1, ",".join(new)))
@@ -264,15 +264,15 @@ def _end_of(text: str, pos: int) -> int:
 
 def _spelled(edit: SetText | SetValue) -> str:
     if isinstance(edit, SetText):
-        return _json_text(edit.text)
-    return _json_text(edit.value) if edit.raw is None else edit.raw.decode("utf-8", "surrogatepass")
+        return json_text(edit.text)
+    return json_text(edit.value) if edit.raw is None else edit.raw.decode("utf-8", "surrogatepass")
 
 
 def _member(key: str, value: Any) -> str:
-    return f"{_json_text(key)}:{_json_text(value)}"
+    return f"{json_text(key)}:{json_text(value)}"
 
 
-def _json_text(value: Any) -> str:
+def json_text(value: Any) -> str:
     """A value as JSON that any parser takes: what is no valid Unicode is escaped."""
     try:
         return orjson.dumps(value).decode()
