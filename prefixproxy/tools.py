@@ -35,7 +35,7 @@ _ARRANGEMENTS = frozenset({"order", "sequence", "position"})
 _USER_MENTION = re.compile("tools?")
 _HEAD_MENTION = re.compile("(?:tool|function)s?")
 _MAX_MENTIONS = 3000
-_NOT_THE_TOOL = re.compile(r"\s+(?:call|use|using|result|response|output|invocation|turn|user)")
+_NOT_THE_TOOL = re.compile(r"\s+(?:call|use|using|result|response|output|invocation|turn)")
 _NUMBERED = re.compile(
     r"\s{0,4}(?:#\s{0,4}|no\.?\s{0,4}|nr\.?\s{0,4}|number\s{1,4})?(?:[0-9]{1,3}|one|two|three|four|five)\b"
 )
