@@ -34,6 +34,7 @@ from prefixproxy.types import API_OF_PATH
 from prefixproxy.volatile import load_rules
 
 EMBEDDED = "embedded"
+MAX_TOOL_SETS, MAX_CALLS, MAX_MEMORY_BYTES = 1024, 16_384, 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +103,8 @@ def _planner(settings: Settings) -> Planner:
     stabilise = settings.stabilise
     rules = load_rules([(name, _rule_file(name)) for name in stabilise.rules], frozenset(stabilise.disabled))
     policy = StabilisePolicy(learned=stabilise.learned, replay_limit_tokens=stabilise.replay_limit)
-    return Planner(Stabiliser(rules, policy), ToolMemory(), AnswerMemory(), stabilise.mode)
+    tools, answers = ToolMemory(MAX_TOOL_SETS, MAX_MEMORY_BYTES), AnswerMemory(MAX_CALLS, MAX_MEMORY_BYTES)
+    return Planner(Stabiliser(rules, policy), tools, answers, stabilise.mode)
 
 
 def _rule_file(name: str) -> str:

@@ -64,6 +64,8 @@ def _serve(settings: dict[str, Any]) -> tuple[Any, str]:
     params.endpoint_slots = params.endpoint_metrics = params.endpoint_props = True
     params.ui = False
     if not settings["stock"]:
+        # Without an alias the server calls the model by its path, in every answer.
+        params.model_alias = {os.path.splitext(os.path.basename(settings["model"]))[0]}
         params.kv_unified = False
         # llama-server joins directory and file name as they are, without a separator.
         params.slot_save_path = os.path.join(settings["save_dir"], "")

@@ -6,6 +6,7 @@ The same plan serves the live path, a request that is stabilised again while it 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Literal
 
@@ -81,7 +82,7 @@ class Planner:
         family = conversation = ""
         if mode != "off":
             live = mode == "apply" and request_id is not None
-            steadied = self._steady(prompt, live=live)
+            steadied = self._steady(prompt, remember=request_id is not None)
             edited = apply_edits(prompt, steadied)
             if live:
                 done = self.stabiliser.apply(edited, now, lane=lane, request_id=request_id or "")
@@ -106,10 +107,10 @@ class Planner:
             head_blocks=head_blocks,
         )
 
-    def _steady(self, prompt: Prompt, *, live: bool) -> tuple[Edit, ...]:
+    def _steady(self, prompt: Prompt, *, remember: bool) -> tuple[Edit, ...]:
         """Tool definitions and replayed tool calls in the bytes this server has seen before."""
-        tools = self.tools.apply(prompt) if live else self.tools.preview(prompt)
-        return (*tools, *self.answers.apply(prompt))
+        tools = self.tools if remember else deepcopy(self.tools)
+        return (*tools.apply(prompt), *self.answers.apply(prompt))
 
 
 def _opaque_plan(api: Api, body: Body) -> Plan:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import socket
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import uvicorn
@@ -89,6 +90,22 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
+class _Server(uvicorn.Server):
+    """Ends in order on SIGINT and SIGTERM, and with exit code 0: uvicorn would raise the signal once more at the end,
+    over the head of an engine that still has to be stopped."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+
+
 def server_of(proxy: Proxy) -> uvicorn.Server:
     """The HTTP server. Upstream's own `date` and `server` headers pass, so it adds none."""
     config = uvicorn.Config(
@@ -103,7 +120,7 @@ def server_of(proxy: Proxy) -> uvicorn.Server:
         backlog=BACKLOG,
         timeout_graceful_shutdown=DRAIN_S,
     )
-    return uvicorn.Server(config)
+    return _Server(config)
 
 
 async def serve(settings: Settings, on_listening: Callable[[str], None]) -> None:

@@ -101,7 +101,6 @@ class Status:
                 "running": snapshot.running,
                 "roots": [asdict(root) for root in snapshot.roots],
                 "families": self._parts.telemetry.families(),
-                "suggestions": [asdict(s) for s in self._parts.planner.stabiliser.suggestions()],
             }
         )
 
@@ -209,4 +208,4 @@ def _limit(given: str | None) -> int:
 
 
 def _json(value: Mapping[str, Any]) -> Response:
-    return Response(orjson.dumps(value), headers={"content-type": "application/json"})
+    return Response(orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS), headers={"content-type": "application/json"})
