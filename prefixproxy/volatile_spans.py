@@ -27,7 +27,8 @@ MAX_PARAGRAPH = 60
 MAX_BLOCK = 2_000
 """Lines of one block."""
 _CLOSING = re.compile(r"</([A-Za-z][\w.:-]{0,63})>")
-_REPLY = re.compile(r"\s{0,4}\W{0,3}(?:assistant|ai|bot|model|a|answer|output|response|reply)\W{0,3}:", re.IGNORECASE)
+_ASKS = re.compile(r"\s{0,4}\W{0,3}(?:user|human|customer|q|question|input)\W{0,3}:", re.IGNORECASE)
+_REPLIES = re.compile(r"\s{0,4}\W{0,3}(?:assistant|ai|bot|a|answer|output|response|reply)\W{0,3}:", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +84,9 @@ class TextReader:
             if block is not None:
                 found, free = block
                 out.append(found)
-            elif facts.moves and not self._is_example(number):
+            elif facts.moves and not self._is_example(number, number):
                 out.append(self._line(number, facts))
-            elif facts.sentences and not self._is_example(number):
+            elif facts.sentences and not self._is_example(number, number):
                 out.extend(self._sentences(number, facts))
         return out
 
@@ -137,9 +138,11 @@ class TextReader:
     def _block(self, number: int, facts: LineFacts, free: int) -> tuple[Found, int] | None:
         for rule in facts.opens:
             lines = self._extent(rule, number)
-            if lines is None or self._is_example(number):
+            if lines is None:
                 continue
             first, last = self._with_lead(rule, lines[0], lines[1], free)
+            if self._is_example(first, last):
+                continue
             start, stop = self._starts[first], self._starts[last + 1] - 1
             own = self._lines[first : last + 1]
             found = Found(
@@ -265,13 +268,14 @@ class TextReader:
             last += 1
         return first, last
 
-    def _is_example(self, number: int) -> bool:
-        """Whether the statement's paragraph is an example: announced as one, or talk with a reply in it."""
-        first, last = self._paragraph(number)
-        others = [i for i in range(first, last + 1) if not ((f := self._facts.get(i)) and (f.moves or f.opens))]
-        if number in self._announced:
+    def _is_example(self, first: int, last: int) -> bool:
+        """Whether the lines stand in an example: their paragraph is announced as one, or talk with question and reply."""
+        start, stop = self._paragraph(first)[0], self._paragraph(last)[1]
+        around = [i for i in range(start, stop + 1) if not first <= i <= last]
+        others = [self._lines[i] for i in around if not ((f := self._facts.get(i)) and (f.moves or f.opens))]
+        if first in self._announced:
             return bool(others)
-        return any(_REPLY.match(self._lines[i]) for i in others)
+        return any(map(_REPLIES.match, others)) and any(map(_ASKS.match, others))
 
     def _behind_example(self, number: int) -> bool:
         return number in self._announced
