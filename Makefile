@@ -37,7 +37,7 @@ bench: $(VENV)/.test ## what the proxy adds per request and per stream, against 
 	$(BIN)/python -m tests.bench.overhead $(ARGS)
 
 docs: $(VENV)/.test ## write the generated pages under docs/reference
-	$(BIN)/python scripts/settings_reference.py
+	$(BIN)/python scripts/reference.py
 
 format: $(VENV)/.dev ## format and sort imports
 	$(BIN)/ruff format .

@@ -2,7 +2,7 @@
 
 `load_settings` is the only way in. Every problem with a file, a variable or a value is a `UsageError` of one line that
 names each setting concerned, so the command line can print it and stop. docs/reference/settings.md is generated from
-the descriptions here (scripts/settings_reference.py).
+the descriptions here (scripts/reference.py).
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class Admission(Section):
         "cost", description="`cost` places by estimated seconds; `fifo` serves strictly in order of arrival."
     )
     fork: bool = Field(True, description="Copy a root that is in one slot into others instead of evaluating it again.")
-    concurrency: Count = Field(0, description="Most requests in flight per upstream; 0 means one per slot.")
+    concurrency: Count = Field(0, description="Most requests that run at once, over all upstreams; 0 means one per slot.")
     root_threshold: float = Field(
         0.5, ge=0, description="Seconds of prefill from which on a cold root is warmed alone before its lanes start."
     )
