@@ -1,7 +1,9 @@
 """The HTTP client under every adapter: httpx with the aiohttp transport, errors mapped to ours.
 
-No read timeout: a long prefill is silence, and only the client knows how long it will wait. Idle connections are
-dropped before llama-server's own 5 s keep-alive ends (server-http.cpp), so a request does not meet a closing socket.
+No read timeout: a long prefill is silence, and only the client knows how long it will wait. llama-server closes a
+connection behind every streamed answer without saying so: requests of clients get a connection of their own, or the
+next one would be sent into a socket that is closing. Our small calls share connections that are dropped before the
+server's 5 s of keep-alive end (server-http.cpp).
 """
 
 from __future__ import annotations
@@ -41,13 +43,9 @@ HOP_BY_HOP = frozenset(
 
 log = logging.getLogger(__name__)
 
-_NEVER_SENT = (
-    httpx.ConnectError,
-    httpx.ConnectTimeout,
-    httpx.PoolTimeout,
-    httpx.UnsupportedProtocol,
-    httpx.ProxyError,
-)
+_NEVER_SENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.InvalidURL)
+"""httpx_aiohttp calls every lost connection a ConnectTimeout, one that broke after the request was sent too
+(transport.py, AIOHTTP_EXC_MAP): only aiohttp's own exception behind it tells whether the server was ever reached."""
 
 
 def end_to_end(
@@ -60,11 +58,13 @@ def end_to_end(
     return [(name, value) for name, value in headers if name not in unwanted]
 
 
-def new_client() -> httpx.AsyncClient:
-    """A client that adds no header of its own, keeps no cookies and follows no redirect."""
+def new_client(*, reuse: bool) -> httpx.AsyncClient:
+    """A client that adds no header of its own, keeps no cookies and follows no redirect. `reuse`: whether a connection
+    carries more than one request."""
+    kept: dict[str, Any] = {"keepalive_timeout": KEEPALIVE_EXPIRY_S} if reuse else {"force_close": True}
 
     def session() -> aiohttp.ClientSession:
-        connector = aiohttp.TCPConnector(limit=MAX_CONNECTIONS, keepalive_timeout=KEEPALIVE_EXPIRY_S)
+        connector = aiohttp.TCPConnector(limit=MAX_CONNECTIONS, **kept)
         return aiohttp.ClientSession(
             connector=connector,
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -114,7 +114,8 @@ class HttpUpstream:
         self.name = name
         self.url = url.rstrip("/")
         self._key = api_key
-        self._client = new_client()
+        self._client = new_client(reuse=False)
+        self._calls = new_client(reuse=True)
 
     async def open(
         self,
@@ -124,26 +125,13 @@ class HttpUpstream:
         body: bytes | AsyncIterator[bytes] = b"",
         read_timeout_s: float | None = None,
     ) -> HttpResponse:
-        timeout = {"connect": CONNECT_TIMEOUT_S, "read": read_timeout_s, "write": None, "pool": None}
-        request = httpx.Request(
-            method,
-            self.url + target,
-            headers=self._authorised(headers),
-            content=body,
-            extensions={"timeout": timeout},
-        )
-        try:
-            return HttpResponse(self.name, await self._client.send(request, stream=True))
-        except _NEVER_SENT as failure:
-            raise UpstreamUnavailable(f"upstream {self.name} cannot be reached", retry_after_s=2) from failure
-        except (httpx.HTTPError, httpx.InvalidURL, aiohttp.ClientError, OSError) as failure:
-            raise UpstreamFailed(f"upstream {self.name} broke off before it answered") from failure
+        return await self._send(self._client, method, target, headers, body, read_timeout_s)
 
     async def call(self, method: str, target: str, body: Any = None, timeout_s: float | None = CALL_TIMEOUT_S) -> Any:
         """One small JSON exchange. Raises UpstreamLoading on 503, UpstreamFailed on any other error status."""
         payload = b"" if body is None else orjson.dumps(body)
         headers = [] if body is None else [(b"content-type", b"application/json")]
-        response = await self.open(method, target, headers, payload, read_timeout_s=timeout_s)
+        response = await self._send(self._calls, method, target, headers, payload, timeout_s)
         try:
             answer = await response.read()
         finally:
@@ -160,12 +148,38 @@ class HttpUpstream:
     async def status_of(self, method: str, target: str, body: Any = None) -> int:
         """The status code of one small exchange, its body ignored."""
         payload = b"" if body is None else orjson.dumps(body)
-        response = await self.open(method, target, [(b"content-type", b"application/json")], payload, CALL_TIMEOUT_S)
+        headers = [(b"content-type", b"application/json")]
+        response = await self._send(self._calls, method, target, headers, payload, CALL_TIMEOUT_S)
         await response.close()
         return response.status
 
     async def close(self) -> None:
         await self._client.aclose()
+        await self._calls.aclose()
+
+    async def _send(
+        self,
+        client: httpx.AsyncClient,
+        method: str,
+        target: str,
+        headers: RawHeaders,
+        body: bytes | AsyncIterator[bytes],
+        read_timeout_s: float | None,
+    ) -> HttpResponse:
+        timeout = {"connect": CONNECT_TIMEOUT_S, "read": read_timeout_s, "write": None, "pool": None}
+        request = httpx.Request(
+            method,
+            self.url + target,
+            headers=self._authorised(headers),
+            content=body,
+            extensions={"timeout": timeout},
+        )
+        try:
+            return HttpResponse(self.name, await client.send(request, stream=True))
+        except (httpx.HTTPError, httpx.InvalidURL, aiohttp.ClientError, OSError) as failure:
+            if isinstance(failure, httpx.UnsupportedProtocol) or isinstance(failure.__cause__ or failure, _NEVER_SENT):
+                raise UpstreamUnavailable(f"upstream {self.name} cannot be reached", retry_after_s=2) from failure
+            raise UpstreamFailed(f"upstream {self.name} broke off before it answered") from failure
 
     def _authorised(self, headers: RawHeaders) -> list[tuple[bytes, bytes]]:
         if not self._key:
