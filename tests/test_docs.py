@@ -183,8 +183,10 @@ def error_classes(base: type[ProxyError]) -> Iterator[type[ProxyError]]:
 def code_arguments(tree: ast.AST) -> Iterator[str]:
     """Every `code="..."` in a call."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.keyword) and node.arg == "code" and isinstance(node.value, ast.Constant):
-            yield str(node.value.value)
+        if isinstance(node, ast.keyword) and node.arg == "code":
+            yield from (
+                each.value for each in ast.walk(node) if isinstance(each, ast.Constant) and isinstance(each.value, str)
+            )
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())

@@ -29,6 +29,7 @@ EDGES = {
     "exchange",
     "gate",
     "intake",
+    "keeping",
     "lease",
     "metrics",
     "passthrough",
@@ -98,7 +99,7 @@ IMPORTED_BY = {
     "app": {"cli", "demo*", "serving"},
     "relay": {"app", "passthrough", "status"},
     "settings": {"admission", "app", "cli", "demo*", "serving"},
-    "state": {"app", "serving"},
+    "state": {"app", "keeping", "serving"},
 }
 """For these modules, everybody who may import them."""
 
