@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefixproxy.classify import History
+from prefixproxy.classify import MAX_HEADS, History
 from prefixproxy.misses import Evidence, Verdict
 from prefixproxy.prefix import chain_of
 from prefixproxy.sightings import Sight, entry_of
@@ -425,6 +425,16 @@ def test_root_changed_is_seen_by_its_lines_without_any_lane() -> None:
     assert why(scene, changed, cached=0) is MissReason.ROOT_CHANGED
     other = scene.chat("system:" + text("another role", 100), user("b"), evaluated=False)
     assert why(scene, other, cached=0) is MissReason.COLD_ROOT
+
+
+def test_only_the_newest_heads_are_compared_line_by_line() -> None:
+    scene = Scene()
+    first = "system:12:01\n" + text("briefing", 100)
+    scene.chat(first, user("a"))
+    for i in range(MAX_HEADS):
+        scene.chat("system:" + text(f"other role {i}", 3), user("a"))
+    changed = scene.chat(first.replace("12:01", "12:02"), user("b"), evaluated=False)
+    assert why(scene, changed, cached=0) is MissReason.COLD_ROOT
 
 
 def test_root_changed_is_seen_by_its_family() -> None:

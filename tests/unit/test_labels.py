@@ -28,6 +28,15 @@ def test_one_off_names_leave_room_for_a_busy_one() -> None:
     assert [label("busy") for _ in range(TRIALS)][-1] == "busy"
 
 
+def test_when_all_labels_are_taken_even_a_busy_name_is_other() -> None:
+    label = Labels(2)
+    label("a")
+    for _ in range(TRIALS):
+        label("b")
+    assert {label("c") for _ in range(3 * TRIALS)} == {OTHER}
+    assert (label("a"), label("b")) == ("a", "b")
+
+
 def test_names_seen_too_long_ago_start_their_trial_again() -> None:
     label = Labels(2)
     label("a")

@@ -89,6 +89,16 @@ def test_a_damaged_file_is_moved_aside(path: Path, junk: bytes, caplog: pytest.L
         assert state.load("x") == 1
 
 
+def test_a_damaged_file_that_cannot_be_moved_means_memory(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"no database at all, " * 100)
+    (path.parent / "state.db.damaged" / "in the way").mkdir(parents=True)
+    with StateFile(str(path)) as state:
+        assert not state.persistent
+        assert state.store("x", 1)
+    assert "nothing will survive a restart" in caplog.text
+
+
 def test_damage_inside_a_page_is_found_at_start(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with StateFile(str(path)) as state:
         for i in range(200):
