@@ -38,14 +38,13 @@ from prefixproxy.schedule_types import (
     WarmResult,
 )
 from prefixproxy.types import SlotId, TicketId, UpstreamFacts
-from prefixproxy.upkeep import Health, Listener, Upkeep, UpstreamState
+from prefixproxy.upkeep import LOADING_GRACE_S, Health, Listener, Upkeep, UpstreamState
 from prefixproxy.warming import Rendering, root_tokens
 
 LOCATE_EVERY_S = 0.03
 ASSUMED_BYTES_PER_TOKEN = 4.0
 RATE_WEIGHT = 0.2
 SHORTEST_TICK_S = 0.001
-LOADING_GRACE_S = 10.0
 
 log = logging.getLogger(__name__)
 
@@ -89,17 +88,22 @@ class Dispatcher:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Keeps upstreams probed and the scheduler's clock going; on leaving, every task has ended."""
-        async with asyncio.TaskGroup() as group:
-            self._group = group
+        """Keeps upstreams probed and the scheduler's clock going; on leaving, every task has ended and every connection
+        is closed."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                self._group = group
+                for keeper in self.keepers.values():
+                    self._spawn(keeper.run())
+                self._spawn(self._keep_ticking())
+                try:
+                    yield
+                finally:
+                    for task in self._tasks:
+                        task.cancel()
+        finally:
             for keeper in self.keepers.values():
-                self._spawn(keeper.run())
-            self._spawn(self._keep_ticking())
-            try:
-                yield
-            finally:
-                for task in self._tasks:
-                    task.cancel()
+                await keeper.state.backend.close()
 
     @asynccontextmanager
     async def lease(self, waiting: Waiting) -> AsyncIterator[Lease]:
@@ -151,7 +155,7 @@ class Dispatcher:
 
     def lost(self, backend: Backend, failure: ProxyError) -> None:
         """A request found this upstream gone."""
-        self.keepers[backend.name].failed(failure.message)
+        self.keepers[backend.name].met(failure)
 
     def loading(self, backend: Backend) -> None:
         """A request was told that this upstream is loading its model: wait for it a little before saying no."""

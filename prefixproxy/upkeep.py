@@ -21,6 +21,8 @@ FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
 LOOK_EVERY_S = 3.0
 TRAFFIC_MEMORY_S = 60.0
+LOADING_GRACE_S = 10.0
+"""How long a live server that says it is loading may take before requests are refused; its probes go on."""
 READING_PAUSE_S = 0.03
 """Between two readings of the slots while something waits for one: a reading costs the server about 1 ms."""
 
@@ -94,8 +96,15 @@ class Upkeep:
         self.state.back_by = self._clock() + seconds
         self.failed("its process is starting")
 
+    def met(self, failure: ProxyError) -> None:
+        """A request or a look came to this: a server that loads its model will be back soon."""
+        if isinstance(failure, UpstreamLoading):
+            self.restarting(LOADING_GRACE_S)
+        else:
+            self.failed(failure.message)
+
     def failed(self, why: str) -> None:
-        """A request found it gone."""
+        """It was found gone."""
         if self.state.health is Health.UP:
             log.warning("upstream %s is lost: %s", self.state.backend.name, why)
             self._listener.lost(self.state.backend.name)
@@ -153,7 +162,7 @@ class Upkeep:
         try:
             await self.state.backend.health()
         except ProxyError as failure:
-            self.failed(failure.message)
+            self.met(failure)
 
     async def _keep_read(self) -> None:
         while True:
@@ -169,7 +178,7 @@ class Upkeep:
         try:
             reading = await self.state.backend.slots()
         except ProxyError as failure:
-            self.failed(failure.message)
+            self.met(failure)
         else:
             self._listener.read(self.state.backend.name, reading)
 

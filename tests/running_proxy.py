@@ -1,0 +1,138 @@
+"""Runs a proxy on a socket of its own: in the test's event loop, or in a thread for clients that block."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import uvicorn
+from stub_upstream import StubUpstream
+
+from prefixproxy.app import Proxy, create_app
+from prefixproxy.schedule_types import SchedulerSnapshot
+from prefixproxy.serving import bind, server_of
+from prefixproxy.settings import load_settings, packaged_config
+from prefixproxy.types import SlotState
+
+READY_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True)
+class RunningProxy:
+    url: str
+    proxy: Proxy
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to the test runner; says when it listens."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        config.timeout_graceful_shutdown = 1
+        super().__init__(config)
+        self.up = asyncio.Event()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: Any = None) -> None:
+        await super().startup(sockets=sockets)
+        self.up.set()
+
+
+@asynccontextmanager
+async def running_proxy(upstream: str, *, wait_ready: bool = True, **settings: Any) -> AsyncIterator[RunningProxy]:
+    """The proxy in front of `upstream`, in this event loop. `settings` are overrides with `__` for the dots."""
+    overrides: dict[str, Any] = {name.replace("__", "."): value for name, value in settings.items()}
+    overrides = {"state.path": ":memory:", "upstreams": [{"name": "local", "url": upstream}], **overrides}
+    proxy = create_app(load_settings(packaged_config("default.toml"), overrides, {}))
+    listener = bind("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    server = _Server(server_of(proxy).config)
+    failure: BaseException | None = None
+    async with asyncio.TaskGroup() as group:
+        group.create_task(server.serve(sockets=[listener]))
+        try:
+            await server.up.wait()
+            if wait_ready:
+                await until_ready(url)
+            yield RunningProxy(url, proxy)
+        except BaseException as error:  # noqa: BLE001 - raised as it is, once the server has ended in good order
+            failure = error
+        server.should_exit = True
+    listener.close()
+    if failure is not None:
+        raise failure
+
+
+async def until_ready(url: str) -> None:
+    """Until /readyz says so: it tells only those who ask."""
+    async with httpx.AsyncClient() as client, asyncio.timeout(READY_TIMEOUT_S):
+        status = 0
+        while status != 200:
+            await asyncio.sleep(0.01)
+            status = (await client.get(f"{url}/readyz")).status_code
+
+
+@asynccontextmanager
+async def proxied_stub(
+    stub: StubUpstream | None = None, **settings: Any
+) -> AsyncIterator[tuple[StubUpstream, RunningProxy]]:
+    """A stub upstream and the proxy before it. Leaving it checks what must hold after anything: no slot is held, no
+    request waits, and no request ever met a busy slot."""
+    async with stub or StubUpstream() as upstream, running_proxy(upstream.url, **settings) as running:
+        yield upstream, running
+        await until_quiet(running)
+        assert upstream.violations == []
+
+
+async def until_quiet(running: RunningProxy) -> None:
+    """Until every slot is idle again and nothing waits."""
+    await eventually(lambda: _quiet(running.proxy.parts.dispatcher.snapshot()))
+
+
+async def eventually(condition: Callable[[], object]) -> None:
+    """Until the condition holds, for what no event tells; fails after a long while."""
+    async with asyncio.timeout(READY_TIMEOUT_S):
+        while not condition():  # noqa: ASYNC110 - see above
+            await asyncio.sleep(0.01)
+
+
+def _quiet(snapshot: SchedulerSnapshot) -> bool:
+    return not snapshot.waiting and all(slot.state is SlotState.IDLE for slot in snapshot.slots)
+
+
+@contextmanager
+def proxy_in_thread(upstream: str, **settings: Any) -> Iterator[RunningProxy]:
+    """The same for clients that block."""
+    started: list[RunningProxy | BaseException] = []
+    settled, stop = threading.Event(), threading.Event()
+
+    async def serve() -> None:
+        async with running_proxy(upstream, **settings) as running:
+            started.append(running)
+            settled.set()
+            await asyncio.to_thread(stop.wait)
+
+    def run() -> None:
+        try:
+            asyncio.run(serve())
+        except BaseException as error:  # noqa: BLE001 - handed to the test below
+            started.append(error)
+            settled.set()
+
+    thread = threading.Thread(target=run, name="proxy")
+    thread.start()
+    try:
+        settled.wait()
+        if isinstance(started[0], BaseException):
+            raise started[0]
+        yield started[0]
+    finally:
+        stop.set()
+        thread.join()
