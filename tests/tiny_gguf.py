@@ -37,6 +37,18 @@ def tokenizer_source() -> Path | None:
     return None
 
 
+_CONTROL, _USER_DEFINED = 3, 4
+_RENAMED = {
+    b"<gh_stars>": (b"<tool_call>", _USER_DEFINED),
+    b"<issue_start>": (b"</tool_call>", _USER_DEFINED),
+    b"<issue_comment>": (b"<think>", _USER_DEFINED),
+    b"<issue_closed>": (b"</think>", _USER_DEFINED),
+    b"<jupyter_start>": (b"<fim_prefix>", _CONTROL),
+    b"<jupyter_text>": (b"<fim_suffix>", _CONTROL),
+    b"<jupyter_code>": (b"<fim_middle>", _CONTROL),
+}
+"""Tokens nobody needs, renamed to ones a test can force with a `logit_bias`: tool calls, reasoning, /infill."""
+
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 
@@ -79,10 +91,12 @@ class _Tokenizer:
     @classmethod
     def read(cls, path: Path) -> _Tokenizer:
         values = _Metadata(path).values
+        typed = zip(values["tokenizer.ggml.tokens"], values["tokenizer.ggml.token_type"], strict=True)
+        renamed = [_RENAMED.get(token, (token, kind)) for token, kind in typed]
         names = ("bos", "eos", "unknown", "padding")
         return cls(
-            tokens=values["tokenizer.ggml.tokens"],
-            types=values["tokenizer.ggml.token_type"],
+            tokens=[token for token, _kind in renamed],
+            types=[kind for _token, kind in renamed],
             merges=[merge.decode() for merge in values["tokenizer.ggml.merges"]],
             special={n: values[key] for n in names if (key := f"tokenizer.ggml.{n}_token_id") in values},
             chat_template=values["tokenizer.chat_template"].decode(),
@@ -108,8 +122,8 @@ class _Weights:
         self._writer = writer
         self._rng = np.random.default_rng(0)
 
-    def random(self, name: str, *shape: int, dtype: Any = np.float16) -> None:
-        self._writer.add_tensor(name, (self._rng.standard_normal(shape) * 0.05).astype(dtype))
+    def random(self, name: str, *shape: int, dtype: Any = np.float16, scale: float = 0.05) -> None:
+        self._writer.add_tensor(name, (self._rng.standard_normal(shape) * scale).astype(dtype))
 
     def ones(self, name: str, *shape: int) -> None:
         self._writer.add_tensor(name, np.ones(shape, np.float32))
@@ -133,19 +147,19 @@ def _attention(writer: GGUFWriter) -> None:
     writer.add_rope_freq_base(10000.0)
 
 
-def _attention_layer(weights: _Weights, layer: str, head: int, inner: int) -> None:
+def _attention_layer(weights: _Weights, layer: str, head: int, inner: int, scale: float = 0.05) -> None:
     weights.ones(layer + "attn_norm.weight", _EMBEDDING)
-    weights.random(layer + "attn_q.weight", inner, _EMBEDDING)
-    weights.random(layer + "attn_k.weight", _KV_HEADS * head, _EMBEDDING)
-    weights.random(layer + "attn_v.weight", _KV_HEADS * head, _EMBEDDING)
-    weights.random(layer + "attn_output.weight", _EMBEDDING, inner)
+    weights.random(layer + "attn_q.weight", inner, _EMBEDDING, scale=scale)
+    weights.random(layer + "attn_k.weight", _KV_HEADS * head, _EMBEDDING, scale=scale)
+    weights.random(layer + "attn_v.weight", _KV_HEADS * head, _EMBEDDING, scale=scale)
+    weights.random(layer + "attn_output.weight", _EMBEDDING, inner, scale=scale)
     weights.ones(layer + "ffn_norm.weight", _EMBEDDING)
     weights.random(layer + "ffn_gate.weight", _FEED_FORWARD, _EMBEDDING)
     weights.random(layer + "ffn_up.weight", _FEED_FORWARD, _EMBEDDING)
     weights.random(layer + "ffn_down.weight", _EMBEDDING, _FEED_FORWARD)
 
 
-def _llama(writer: GGUFWriter, vocabulary: int) -> None:
+def _llama(writer: GGUFWriter, vocabulary: int, scale: float = 0.05) -> None:
     _common(writer, "tiny")
     _attention(writer)
     writer.add_rope_dimension_count(_EMBEDDING // _HEADS)
@@ -153,7 +167,12 @@ def _llama(writer: GGUFWriter, vocabulary: int) -> None:
     weights.random("token_embd.weight", vocabulary, _EMBEDDING)
     weights.ones("output_norm.weight", _EMBEDDING)
     for i in range(_LAYERS):
-        _attention_layer(weights, f"blk.{i}.", _EMBEDDING // _HEADS, _EMBEDDING)
+        _attention_layer(weights, f"blk.{i}.", _EMBEDDING // _HEADS, _EMBEDDING, scale)
+
+
+def _attentive(writer: GGUFWriter, vocabulary: int) -> None:
+    """The same with attention so strong that what it says depends on all of its context, not on the last token."""
+    _llama(writer, vocabulary, scale=0.4)
 
 
 def _gemma3(writer: GGUFWriter, vocabulary: int) -> None:
@@ -203,13 +222,14 @@ def _mamba(writer: GGUFWriter, vocabulary: int) -> None:
 
 _MODELS: dict[str, tuple[str, Callable[[GGUFWriter, int], None]]] = {
     "llama": (gguf.MODEL_ARCH_NAMES[gguf.MODEL_ARCH.LLAMA], _llama),
+    "attentive": (gguf.MODEL_ARCH_NAMES[gguf.MODEL_ARCH.LLAMA], _attentive),
     "mamba": (gguf.MODEL_ARCH_NAMES[gguf.MODEL_ARCH.MAMBA], _mamba),
     "swa": (gguf.MODEL_ARCH_NAMES[gguf.MODEL_ARCH.GEMMA3], _gemma3),
 }
 
 
 def write_model(kind: str, path: Path, source: Path) -> None:
-    """Write the model `kind` ("llama", "mamba", "swa") to `path` with the tokenizer of the GGUF `source`."""
+    """Write the model `kind` ("llama", "attentive", "mamba", "swa") to `path` with the tokenizer of the GGUF `source`."""
     architecture, build = _MODELS[kind]
     tokenizer = _Tokenizer.read(source)
     writer = GGUFWriter(path, architecture)
