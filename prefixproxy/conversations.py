@@ -64,7 +64,8 @@ class Conversation:
     lane: Lane
     steps: tuple[Step, ...] = ()
     notes: tuple[Note, ...] = ()
-    last_seen: float = 0.0
+    serial: int = 0
+    """Counts up with each request that is remembered: the higher, the newer."""
 
     @property
     def n_bytes(self) -> int:
@@ -108,6 +109,7 @@ class Conversations:
     max_entries: int
     max_bytes: int
     n_bytes: int = 0
+    serial: int = 0
     fresh: set[bytes] = field(default_factory=set)
     """Ids whose entry changed, or was dropped, since somebody last emptied this set."""
     _all: OrderedDict[bytes, Conversation] = field(default_factory=OrderedDict)
@@ -141,15 +143,15 @@ class Conversations:
         return None
 
     def put(self, conversation: Conversation) -> Change:
-        """Remember it in place of the entry with the same id."""
+        """Remember it as the newest, in place of the entry with the same id."""
+        self.serial += 1
+        conversation = replace(conversation, serial=self.serial)
         before = self._all.pop(conversation.id, None)
         if before is not None:
             self._unlink(before)
         self._all[conversation.id] = conversation
         self._link(conversation)
-        while len(self._all) > self.max_entries or self.n_bytes > self.max_bytes:
-            _, dropped = self._all.popitem(last=False)
-            self._unlink(dropped)
+        self._shrink()
         return Change(conversation, before)
 
     def undo(self, change: Change) -> None:
@@ -159,7 +161,21 @@ class Conversations:
         del self._all[change.after.id]
         self._unlink(change.after)
         if change.before is not None:
-            self.put(change.before)
+            self._all[change.before.id] = change.before
+            self._link(change.before)
+
+    def load(self, conversation: Conversation) -> None:
+        """Take an entry back as it was exported; the oldest first."""
+        if conversation.id not in self._all:
+            self.serial = max(self.serial, conversation.serial)
+            self._all[conversation.id] = conversation
+            self._link(conversation)
+            self._shrink()
+
+    def _shrink(self) -> None:
+        while len(self._all) > self.max_entries or self.n_bytes > self.max_bytes:
+            _, dropped = self._all.popitem(last=False)
+            self._unlink(dropped)
 
     def _at(self, key: bytes) -> list[Conversation]:
         return [self._all[ident] for ident in sorted(self._by_key.get(key, ()))]
@@ -218,7 +234,7 @@ def _agrees(place: Place, rivals: Sequence[Place], lane: Lane) -> bool:
     return True
 
 
-def _rank(place: Place, lane: Lane) -> tuple[bool, int, bool, float, bytes]:
+def _rank(place: Place, lane: Lane) -> tuple[bool, int, bool, int, bytes]:
     """Best: named so by the client, most fields equal, not gone on from yet, newest."""
     other = place.conversation.lane
     equal = len(set(other.fields) & set(lane.fields))
@@ -226,6 +242,6 @@ def _rank(place: Place, lane: Lane) -> tuple[bool, int, bool, float, bytes]:
         bool(lane.hint) and other.hint == lane.hint,
         equal,
         place.is_last,
-        place.conversation.last_seen,
+        place.conversation.serial,
         place.conversation.id,
     )

@@ -15,11 +15,10 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """`first` values (8-byte digests) of the spans, which of them `changed`, and when the family was last seen (s)."""
+    """`first` values (8-byte digests) of the spans, and which of them `changed`."""
 
     first: tuple[bytes, ...]
     changed: tuple[bool, ...]
-    last_seen: float
 
 
 def value_digest(text: str) -> bytes:
@@ -45,17 +44,17 @@ class Evidence:
             return (False,) * len(values)
         return tuple(c or a != b for c, a, b in zip(family.changed, family.first, values, strict=True))
 
-    def learn(self, key: bytes, values: Sequence[bytes], now: float) -> bool:
+    def learn(self, key: bytes, values: Sequence[bytes]) -> bool:
         """Remember these values. True if a span is now known to change that was not before."""
         changed = self.changed(key, values)
         before = self._families.get(key)
         if before is None or len(before.first) != len(values):
-            self._families[key] = Family(tuple(values), changed, now)
+            self._families[key] = Family(tuple(values), changed)
             self.fresh.add(key)
             while len(self._families) > self._max:
                 self.fresh.add(self._families.popitem(last=False)[0])
             return False
-        self._families[key] = replace(before, changed=changed, last_seen=now)
+        self._families[key] = replace(before, changed=changed)
         self._families.move_to_end(key)
         if changed == before.changed:
             return False
@@ -67,8 +66,7 @@ class Evidence:
         family = self._families.get(key)
         if family is None:
             return None
-        first = [value.hex() for value in family.first]
-        return {"first": first, "changed": list(family.changed), "last_seen": family.last_seen}
+        return {"first": [value.hex() for value in family.first], "changed": list(family.changed)}
 
     def keys(self) -> tuple[bytes, ...]:
         return tuple(self._families)
@@ -79,6 +77,6 @@ class Evidence:
         changed = tuple(bool(flag) for flag in entry["changed"])
         if len(first) != len(changed):
             raise ValueError("a family's values and flags differ in number")
-        self._families[key] = Family(first, changed, float(entry["last_seen"]))
+        self._families[key] = Family(first, changed)
         while len(self._families) > self._max:
             self._families.popitem(last=False)

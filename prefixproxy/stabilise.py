@@ -6,20 +6,23 @@ again each time the client resends its history. `apply` decides and remembers, `
 
 from __future__ import annotations
 
+import tomllib
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Literal
+from typing import Any, Literal
 
 from prefixproxy.chat import apply_edits
 from prefixproxy.conversations import HEAD_END, Change, Conversations, Place, told
 from prefixproxy.evidence import Evidence, value_digest
 from prefixproxy.prompt import Edit, Prompt
-from prefixproxy.stabilise_edits import edits_of, emptied, relocations_of
+from prefixproxy.stabilise_edits import edits_of, emptied, masked_texts, relocations_of
 from prefixproxy.stabilise_history import Notes, history_of, noted
+from prefixproxy.stabilise_learn import Learner, Suggestion
+from prefixproxy.stabilise_state import export_changes, export_state, load_state
 from prefixproxy.types import Relocation
-from prefixproxy.volatile import RuleSet
+from prefixproxy.volatile import Rule, RuleSet, builtin_fragments, read_rule
 from prefixproxy.volatile_head import HeadReader, HeadView, cut_flags
 
 Learned = Literal["apply", "suggest", "off"]
@@ -55,17 +58,6 @@ class Stabilised:
 
 
 @dataclass(frozen=True, slots=True)
-class Suggestion:
-    """A rule that would keep a head equal: `toml` is ready to paste, `values` how many different ones were seen."""
-
-    name: str
-    toml: str
-    values: int
-    family: str
-    segment: str
-
-
-@dataclass(frozen=True, slots=True)
 class _Decision:
     """What one prompt comes to, before anything of it is remembered."""
 
@@ -78,20 +70,22 @@ class _Decision:
 
 
 class Stabiliser:
-    """Owns the notes, the evidence and the conversations. Plain calls, no I/O; `now` is in seconds."""
+    """Owns the notes, the evidence and the conversations. Plain calls, no I/O; `now` is in seconds, on any clock."""
 
     def __init__(self, rules: RuleSet, policy: StabilisePolicy | None = None) -> None:
         self._policy = policy or StabilisePolicy()
+        self._rules = rules
         self._reader = HeadReader(rules)
         self._evidence = Evidence(self._policy.max_families)
         self._conversations = Conversations(self._policy.max_conversations, self._policy.max_bytes)
+        self._learner = Learner()
         self._pending: OrderedDict[str, Change] = OrderedDict()
 
     def apply(self, prompt: Prompt, now: float, *, lane: str = "", request_id: str = "") -> Stabilised:
         """Decide, and remember. A second call for the same `request_id` replaces what the first one remembered."""
         self.forget_request(request_id)
-        decision = self._decide(prompt, now, lane)
-        self._evidence.learn(decision.view.key, decision.values, now)
+        decision = self._decide(prompt, lane)
+        self._learn(prompt, decision.view, decision.values, now)
         if decision.notes is not None:
             change = self._conversations.put(decision.notes.conversation)
             if request_id:
@@ -102,13 +96,13 @@ class Stabiliser:
 
     def preview(self, prompt: Prompt, now: float, *, lane: str = "") -> Stabilised:
         """What `apply` would answer; nothing is remembered."""
-        return _answer(prompt, self._decide(prompt, now, lane))
+        return _answer(prompt, self._decide(prompt, lane))
 
     def observe(self, prompt: Prompt, now: float, *, request_id: str = "") -> bool:
         """Take a request that waits as evidence. True if a span of its family is now known to change that was not:
         requests of that family that wait should be applied again."""
         view = self._view(prompt)
-        return bool(view.spans) and self._evidence.learn(view.key, _values(view), now)
+        return self._learn(prompt, view, _values(view), now)
 
     def forget_request(self, request_id: str) -> None:
         """The request was never sent, so its notes are in nobody's history."""
@@ -117,13 +111,38 @@ class Stabiliser:
             self._conversations.undo(change)
 
     def suggestions(self) -> tuple[Suggestion, ...]:
-        """Ready-made rules for text that was seen to change though no rule knows it."""
-        return ()
+        """Ready-made rules for text that was seen to change though no rule knows it; none where `learned` is "off"."""
+        return self._learner.suggestions()
+
+    def export(self) -> dict[str, Any]:
+        """Notes and evidence as JSON, to be given to `load` after a restart."""
+        return export_state(self._evidence, self._conversations)
+
+    def changes(self) -> dict[str, Any]:
+        """The part of `export` that changed since the last call: entries by key under "families" and "conversations",
+        None for one that is gone."""
+        return export_changes(self._evidence, self._conversations)
+
+    def load(self, state: Mapping[str, Any]) -> int:
+        """Take exported state back, beside what is known already. Returns how many entries did not fit."""
+        return load_state(state, self._evidence, self._conversations)
 
     def _view(self, prompt: Prompt) -> HeadView:
         return self._reader.read(prompt.head, prompt.model.encode("utf-8", "surrogatepass"))
 
-    def _decide(self, prompt: Prompt, now: float, lane: str) -> _Decision:
+    def _learn(self, prompt: Prompt, view: HeadView, values: Sequence[bytes], now: float) -> bool:
+        if self._policy.learned != "off" and view.texts:
+            taught = self._learner.see(view.key, _group(prompt), masked_texts(prompt, view), now)
+            if taught and self._policy.learned == "apply":
+                self._reader = HeadReader(self._rules.with_rules(self._learned_rules()))
+        return bool(view.spans) and self._evidence.learn(view.key, values)
+
+    def _learned_rules(self) -> list[Rule]:
+        fragments = builtin_fragments()
+        tables = (tomllib.loads(s.toml)["rule"][0] for s in self._learner.suggestions())
+        return [read_rule(table, "learned", fragments) for table in tables]
+
+    def _decide(self, prompt: Prompt, lane: str) -> _Decision:
         view = self._view(prompt)
         values = _values(view)
         history = history_of(prompt, view, values, lane)
@@ -134,7 +153,7 @@ class Stabiliser:
         notes = None
         if any(cut):
             texts = {i: span.note for i, span in enumerate(view.spans) if cut[i]}
-            notes = noted(history, place, texts, self._policy.replay_limit_tokens, now)
+            notes = noted(history, place, texts, self._policy.replay_limit_tokens)
         return _Decision(
             view=view,
             values=values,
@@ -151,6 +170,12 @@ class Stabiliser:
             for number in (*told(place.notes), *dict(place.step.large)):
                 changed[number] = True
         return changed
+
+
+def _group(prompt: Prompt) -> bytes:
+    """Heads of one group may be compared: same model, same number of messages and parts."""
+    shape = [(m.role.value, len(m.parts)) for m in prompt.head]
+    return repr((prompt.model, shape)).encode("utf-8", "surrogatepass")
 
 
 def _values(view: HeadView) -> tuple[bytes, ...]:

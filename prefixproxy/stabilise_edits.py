@@ -8,7 +8,7 @@ from prefixproxy.conversations import HEAD_END
 from prefixproxy.prompt import Edit, Message, Prompt, Remove, SetText
 from prefixproxy.stabilise_notes import head_text, note_edit, note_text
 from prefixproxy.types import Relocation
-from prefixproxy.volatile_head import HeadText, HeadView, Span
+from prefixproxy.volatile_head import HeadText, HeadView, Span, masked
 
 
 def edits_of(
@@ -46,6 +46,15 @@ def relocations_of(prompt: Prompt, view: HeadView, cut: Sequence[bool]) -> tuple
             if gone and span.text == number
         ]
     return tuple(out)
+
+
+def masked_texts(prompt: Prompt, view: HeadView) -> list[tuple[str, str]]:
+    """The head's texts by segment, with each span replaced by its rule's name."""
+    out = []
+    for number, text in enumerate(view.texts):
+        segment = f"{prompt.messages[text.message].role.value}[{text.message}]"
+        out.append((segment, masked(text.text, [s for s in view.spans if s.text == number])))
+    return out
 
 
 def _n_bytes(text: str) -> int:

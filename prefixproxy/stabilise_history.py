@@ -91,9 +91,7 @@ def history_of(prompt: Prompt, view: HeadView, values: Sequence[bytes], hint: st
     )
 
 
-def noted(
-    history: History, place: Place | None, texts: Mapping[int, str], replay_limit_tokens: int, now: float
-) -> Notes:
+def noted(history: History, place: Place | None, texts: Mapping[int, str], replay_limit_tokens: int) -> Notes:
     """Where each of these texts (by field) is told.
 
     A value goes into the first user message of a new conversation, else into the newest one, and stays there. Inside a
@@ -120,11 +118,11 @@ def noted(
     if large:
         by_message[history.newest] = (*by_message.get(history.newest, ()), *(text for _, text in large))
     step = Step(history.keys[history.asked], history.newest, len(new), tuple(large), history.prefill)
-    return Notes(by_message, _with_step(history, place, step, new, texts, now))
+    return Notes(by_message, _with_step(history, place, step, new, texts))
 
 
 def _with_step(
-    history: History, place: Place | None, step: Step, new: Sequence[Note], texts: Mapping[int, str], now: float
+    history: History, place: Place | None, step: Step, new: Sequence[Note], texts: Mapping[int, str]
 ) -> Conversation:
     if place is not None and place.is_last:
         ident = place.conversation.id
@@ -134,6 +132,6 @@ def _with_step(
         state.update(step.key + repr((history.lane, sorted(texts.items()))).encode("utf-8", "surrogatepass"))
         ident = state.digest()
     if place is None:
-        return Conversation(ident, history.label, history.lane, (step,), tuple(new), now)
+        return Conversation(ident, history.label, history.lane, (step,), tuple(new))
     conversation = extended(place.conversation, place.index, ident, step, new)
-    return replace(conversation, lane=history.lane, last_seen=now)
+    return replace(conversation, lane=history.lane)

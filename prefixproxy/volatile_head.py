@@ -153,8 +153,7 @@ def _spans(texts: Sequence[HeadText], found: Sequence[tuple[int, Found]], mentio
     closes = _touching(texts, found, backwards=True)
     out = []
     for i, (number, f) in enumerate(found):
-        border = opens[i] or closes[i]
-        if f.border_only and not border:
+        if f.border_only and not (opens[i] or (closes[i] and f.border_only == "any")):
             continue
         once = all(mentions[topic] <= 1 for topic in f.topics)
         out.append(
@@ -213,14 +212,16 @@ def _key(head: Sequence[Message], texts: Sequence[HeadText], spans: Sequence[Spa
             text = texts[number]
             if text.stripped and not text.text.strip():
                 continue
-            state.update(b"\xfe" + _masked(text.text, [s for s in spans if s.text == number]))
+            shown = masked(text.text, [s for s in spans if s.text == number])
+            state.update(b"\xfe" + shown.encode("utf-8", "surrogatepass"))
     return state.digest()
 
 
-def _masked(text: str, spans: Sequence[Span]) -> bytes:
+def masked(text: str, spans: Sequence[Span]) -> str:
+    """The text with each span (in order) replaced by its rule's name."""
     pieces, pos = list[str](), 0
     for span in spans:
         pieces += (text[pos : span.start], f"\0{span.rule.name}\0")
         pos = span.end
     pieces.append(text[pos:])
-    return "".join(pieces).encode("utf-8", "surrogatepass")
+    return "".join(pieces)

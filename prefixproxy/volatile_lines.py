@@ -7,7 +7,7 @@ set lookup per line, however long it is.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from prefixproxy.volatile import Rule, RuleSet
@@ -68,10 +68,11 @@ _EXAMPLE = re.compile(
 )
 _LEADING = re.compile(r"[\s\-•‣◦#]*")
 _BRACKETS = {"[": "]", "(": ")"}
-_BETWEEN = re.compile(r"[.!]?(?:\s*[|;,·•/—–]\s*|\s+-\s+|\s+|$)|[.!]$")
+_BETWEEN = re.compile(r"[.!]?[\])]?(?:\s*[|;,·•/—–]\s*|\s+-\s+|\s+|$)[\[(]?|[.!]$")
 _SENTENCE_START = re.compile(r"(?:^|(?<=[.!?])|(?<=[.!?][\"')\]]))\s*(?=\S)")
 _SENTENCE_END = re.compile(r"[.!]?(?=\s|$)")
 _FULL_STOP = re.compile(r"[.!]|(?<=[.!])")
+_ABBREVIATIONS = ("e.g.", "i.e.", "etc.", "vs.", "cf.", "ex.")
 _HINT = re.compile(r"\d|day\b|tag\b", re.IGNORECASE)
 
 
@@ -79,19 +80,20 @@ class LineReader:
     """Reads lines against one rule set."""
 
     def __init__(self, rules: RuleSet) -> None:
-        self._statements = rules.statements
-        self._companions = rules.companions
+        self._statements = (*rules.statements, *rules.companions)
         self._blocks = rules.blocks
+        self._words = tuple({word for rule in self._statements for word in rule.needs})
 
     def facts(self, line: str) -> LineFacts:
         """The facts of a line without its line end."""
         whole = sentences = ()  # type: tuple[Piece, ...]
         mentions: frozenset[str] = frozenset()
+        rules = self._near(line)
         if len(line) <= MAX_PIECE:
-            whole = self._whole(line)
-        if not any(not p.rule.companion for p in whole) and _hints(line):
-            sentences = tuple(self._sentences(line))
-            mentions = self._mentioned(line)
+            whole = self._whole(line, rules)
+        if not any(not p.rule.companion for p in whole) and _HINT.search(line):
+            sentences = tuple(self._sentences(line, [r for r in rules if r.where == "statement"]))
+            mentions = self._mentioned(line, rules)
         mentions |= {p.rule.topic for p in (*whole, *sentences) if not p.rule.companion}
         fence = _FENCE.match(line)
         heading = _HEADING.match(line)
@@ -108,16 +110,18 @@ class LineReader:
             example=_EXAMPLE.fullmatch(line) is not None and (line.rstrip().endswith(":") or heading is not None),
         )
 
-    def _whole(self, line: str) -> tuple[Piece, ...]:
+    def _near(self, line: str) -> list[Rule]:
+        """The statement rules one of whose words is in the line."""
+        lowered = line.lower()
+        words = {word for word in self._words if word in lowered}
+        return [rule for rule in self._statements if not rule.needs or not words.isdisjoint(rule.needs)]
+
+    def _whole(self, line: str, rules: Sequence[Rule]) -> tuple[Piece, ...]:
         """The statements of a line that is nothing but statements, else ()."""
-        text = line.replace("*", "").rstrip()
-        found = _LEADING.match(text)
-        pos, end, out = found.end() if found else 0, len(text), list[Piece]()
-        if pos < end and _BRACKETS.get(text[pos]) == text[-1]:
-            pos, end, text = pos + 1, end - 1, text[:-1]
-        lowered = text.lower()
+        text, pos = undecorated(line)
+        end, out = len(text), list[Piece]()
         while pos < end:
-            piece = self._at(text, lowered, pos, whole_line=True)
+            piece = _at(text, rules, pos, whole_line=True)
             if piece is None or len(out) == MAX_STATEMENTS:
                 return ()
             out.append(piece)
@@ -127,44 +131,27 @@ class LineReader:
             pos = gap.end()
         return tuple(out)
 
-    def _at(self, text: str, lowered: str, pos: int, *, whole_line: bool) -> Piece | None:
-        """The first rule's statement that starts at `pos`."""
-        rules = (*self._statements, *self._companions) if whole_line else self._statements
-        for rule in rules:
-            if (not whole_line and rule.where != "statement") or (
-                rule.needs and not any(word in lowered for word in rule.needs)
-            ):
-                continue
-            found = rule.pattern.match(text, pos, pos + MAX_PIECE)
-            if found and _ends(text, found.end(), whole_line=whole_line):
-                groups = found.groupdict()
-                value = groups.get("value") or ""
-                label = groups.get("label") or rule.topic
-                return Piece(rule, pos, found.end(), label.lower(), value)
-        return None
-
-    def _sentences(self, line: str) -> Iterator[Piece]:
+    def _sentences(self, line: str, rules: Sequence[Rule]) -> Iterator[Piece]:
         """Statements that are sentences of their own in a longer line."""
-        lowered = line.lower()
+        if not rules:
+            return
         starts = [m.end() for m in _SENTENCE_START.finditer(line)]
         if len(starts) > 2 * MAX_SENTENCES:
             starts = starts[:MAX_SENTENCES] + starts[-MAX_SENTENCES:]
         for start in starts:
-            piece = self._at(line, lowered[start : start + 160], start, whole_line=False)
-            if piece is None:
+            piece = _at(line, rules, start, whole_line=False)
+            if piece is None or line[:start].rstrip().lower().endswith(_ABBREVIATIONS):
                 continue
             stop = _SENTENCE_END.match(line, piece.end)
             end = stop.end() if stop else piece.end
             if end == len(line.rstrip()) or _FULL_STOP.match(line, end - 1):
                 yield Piece(piece.rule, start, end, piece.label, piece.value)
 
-    def _mentioned(self, line: str) -> frozenset[str]:
-        """Topics that occur anywhere in the line, also inside a quotation."""
+    def _mentioned(self, line: str, rules: Sequence[Rule]) -> frozenset[str]:
+        """Topics that occur anywhere in the line, also inside a quotation, of rules that could act at first sight."""
         if len(line) > MAX_PIECE:
             return frozenset()
-        lowered = line.lower()
-        rules = [r for r in self._statements if r.where == "statement" and r.needs]
-        near = [r for r in rules if any(word in lowered for word in r.needs)]
+        near = [r for r in rules if r.where == "statement" and r.needs and r.evidence == "labelled"]
         return frozenset(r.topic for r in near if r.pattern.search(line))
 
     def _opens(self, line: str) -> Iterator[Rule]:
@@ -182,8 +169,25 @@ class LineReader:
                 yield rule
 
 
-def _hints(line: str) -> bool:
-    return _HINT.search(line) is not None
+def undecorated(line: str) -> tuple[str, int]:
+    """The line without emphasis, and without brackets around it all; and where its text starts behind bullets."""
+    text = line.replace("*", "").rstrip()
+    found = _LEADING.match(text)
+    start = found.end() if found else 0
+    if start < len(text) and _BRACKETS.get(text[start]) == text[-1]:
+        return text[:-1], start + 1
+    return text, start
+
+
+def _at(text: str, rules: Sequence[Rule], pos: int, *, whole_line: bool) -> Piece | None:
+    """The first rule's statement that starts at `pos`."""
+    for rule in rules:
+        found = rule.pattern.match(text, pos, pos + MAX_PIECE)
+        if found and _ends(text, found.end(), whole_line=whole_line):
+            groups = found.groupdict()
+            label = groups.get("label") or rule.topic
+            return Piece(rule, pos, found.end(), label.lower(), groups.get("value") or "")
+    return None
 
 
 def _ends(text: str, pos: int, *, whole_line: bool) -> bool:

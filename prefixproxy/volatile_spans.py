@@ -11,6 +11,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Literal
 
 from prefixproxy.volatile import Rule
 from prefixproxy.volatile_lines import LineFacts, Piece
@@ -43,7 +44,7 @@ class Found:
     topics: tuple[str, ...]
     at_sight: bool
     on_top: bool
-    border_only: bool
+    border_only: Literal["", "any", "top"]
     turn: bool
     strict: tuple[tuple[str, str], ...]
     weak: tuple[tuple[str, str], ...]
@@ -104,9 +105,9 @@ class TextReader:
             note_start=start + len(line) - len(line.lstrip()),
             note_end=start + len(line.rstrip()),
             topics=tuple({p.rule.topic for p in labelled}),
-            at_sight=bool(labelled) and not self._behind_example(number),
+            at_sight=bool(labelled) and not self._introduced(number),
             on_top=True,
-            border_only=all(p.rule.where == "edge_line" for p in pieces),
+            border_only=_border(pieces),
             turn=any(p.rule.varies == "turn" for p in pieces),
             strict=_identities(pieces, "strict"),
             weak=_identities(pieces, "weak"),
@@ -125,9 +126,9 @@ class TextReader:
                 note_start=base + piece.start,
                 note_end=base + piece.end,
                 topics=(piece.rule.topic,),
-                at_sight=piece.rule.evidence != "observed" and not self._behind_example(number),
+                at_sight=piece.rule.evidence != "observed" and not self._introduced(number),
                 on_top=True,
-                border_only=False,
+                border_only="",
                 turn=piece.rule.varies == "turn",
                 strict=_identities([piece], "strict"),
                 weak=_identities([piece], "weak"),
@@ -152,9 +153,9 @@ class TextReader:
                 note_start=start,
                 note_end=start + len("\n".join(own).rstrip()),
                 topics=(rule.topic,),
-                at_sight=rule.evidence != "observed" and not self._behind_example(number),
+                at_sight=rule.evidence != "observed" and not self._introduced(first),
                 on_top=rule.where != "labelled_value",
-                border_only=False,
+                border_only="",
                 turn=rule.varies == "turn",
                 strict=_named_lanes(rule, own),
                 weak=(),
@@ -269,7 +270,7 @@ class TextReader:
         return first, last
 
     def _is_example(self, first: int, last: int) -> bool:
-        """Whether the lines stand in an example: their paragraph is announced as one, or talk with question and reply."""
+        """Whether the lines are an example: their paragraph is announced as one, or talk with question and reply."""
         start, stop = self._paragraph(first)[0], self._paragraph(last)[1]
         around = [i for i in range(start, stop + 1) if not first <= i <= last]
         others = [self._lines[i] for i in around if not ((f := self._facts.get(i)) and (f.moves or f.opens))]
@@ -277,8 +278,19 @@ class TextReader:
             return bool(others)
         return any(map(_REPLIES.match, others)) and any(map(_ASKS.match, others))
 
-    def _behind_example(self, number: int) -> bool:
-        return number in self._announced
+    def _introduced(self, number: int) -> bool:
+        """Whether an announcement leads to this line, so that it may be an example of something."""
+        if number in self._announced:
+            return True
+        above = number - 2 if number >= 2 and self._blank(number - 1) else number - 1
+        return above >= 0 and self._lines[above].rstrip().endswith((":", "：")) and not self._level(above)
+
+
+def _border(pieces: Sequence[Piece]) -> Literal["", "any", "top"]:
+    places = {piece.rule.where for piece in pieces}
+    if places <= {"top_line"}:
+        return "top"
+    return "any" if places <= {"edge_line", "top_line"} else ""
 
 
 def _identities(pieces: Sequence[Piece], kind: str) -> tuple[tuple[str, str], ...]:

@@ -1,0 +1,192 @@
+"""Text that changes though no rule knows it: found by comparing heads, told as a rule to paste.
+
+Two heads that differ in one line look the same whether that line is state or content, so nothing here acts by itself.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from itertools import takewhile
+
+from prefixproxy.evidence import value_digest
+from prefixproxy.volatile_lines import undecorated
+from prefixproxy.volatile_patterns import MAX_PIECE
+
+MAX_HEADS = 8
+MAX_HEAD_CHARS = 1 << 20
+MAX_LINES_DIFFERENT = 8
+MIN_SHARED = 0.5
+"""Share of a head's characters that must be equal, for the rest to be called a change of the same head."""
+MIN_FIXED = 6
+"""Letters that all values must have in common: a pattern of less would match too much."""
+MAX_SUGGESTIONS = 64
+MAX_VALUES = 64
+
+_SENTENCES = re.compile(r"(?<=[.!?])\s+")
+
+
+@dataclass(frozen=True, slots=True)
+class Suggestion:
+    """A rule that would keep a head equal: `toml` is ready to paste, `values` how many different ones were seen (up to
+    64) and `last_seen` when; `segment` and `line` (from 1) say where."""
+
+    name: str
+    toml: str
+    values: int
+    family: str
+    segment: str
+    line: int
+    last_seen: float
+
+
+@dataclass(slots=True)
+class _Learned:
+    where: str
+    pattern: str
+    family: str
+    segment: str
+    line: int
+    values: set[bytes] = field(default_factory=set)
+    last_seen: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    group: bytes
+    lines: tuple[str, ...]
+    n_chars: int
+
+
+class Learner:
+    """Remembers the last few heads of different families, and what told them apart."""
+
+    def __init__(self) -> None:
+        self._heads: OrderedDict[bytes, _Head] = OrderedDict()
+        self._learned: OrderedDict[str, _Learned] = OrderedDict()
+
+    def see(self, key: bytes, group: bytes, texts: Sequence[tuple[str, str]], now: float) -> bool:
+        """A head whose spans are masked, as (segment, text) pairs; `group` keeps apart what is never compared. True if
+        it taught a new rule."""
+        if key in self._heads:
+            self._heads.move_to_end(key)
+            return False
+        lines = tuple(line for _, text in texts for line in text.split("\n"))
+        n_chars = sum(map(len, lines))
+        if n_chars > MAX_HEAD_CHARS:
+            return False
+        head = _Head(group, lines, n_chars)
+        taught = False
+        for other in reversed(self._heads.values()):
+            if other.group == group and (differing := _differing(other, head)):
+                taught = self._learn(differing, key, texts, now)
+                break
+        self._heads[key] = head
+        while len(self._heads) > MAX_HEADS:
+            self._heads.popitem(last=False)
+        return taught
+
+    def suggestions(self) -> tuple[Suggestion, ...]:
+        return tuple(
+            Suggestion(name, _toml(name, one), len(one.values), one.family, one.segment, one.line, one.last_seen)
+            for name, one in self._learned.items()
+        )
+
+    def _learn(
+        self, differing: Sequence[tuple[int, str, str]], key: bytes, texts: Sequence[tuple[str, str]], now: float
+    ) -> bool:
+        taught = False
+        for number, old, new in differing:
+            found = _generalised(old, new)
+            if found is None:
+                continue
+            where, pattern = found
+            name = _name(pattern)
+            segment, line = _located(number, texts)
+            if name not in self._learned:
+                self._learned[name] = _Learned(where, pattern, key.hex()[:16], segment, line)
+                taught = True
+                while len(self._learned) > MAX_SUGGESTIONS:
+                    self._learned.popitem(last=False)
+            one = self._learned[name]
+            one.last_seen = now
+            if len(one.values) < MAX_VALUES:
+                one.values |= {value_digest(old), value_digest(new)}
+        return taught
+
+
+def _differing(a: _Head, b: _Head) -> list[tuple[int, str, str]]:
+    """The lines in which two heads differ, if they are the same head but for a few lines; their numbers from 0."""
+    if len(a.lines) != len(b.lines):
+        return []
+    out = [(i, x, y) for i, (x, y) in enumerate(zip(a.lines, b.lines, strict=True)) if x != y]
+    if not 0 < len(out) <= MAX_LINES_DIFFERENT:
+        return []
+    different = sum(max(len(x), len(y)) - len(_common(x, y)) - len(_common(x[::-1], y[::-1])) for _, x, y in out)
+    return out if different <= (1 - MIN_SHARED) * max(a.n_chars, b.n_chars) else []
+
+
+def _generalised(old: str, new: str) -> tuple[str, str] | None:
+    """Where and by which pattern a rule would know both lines: a line, or the one sentence that differs."""
+    for where, a, b in (("line", _bare(old), _bare(new)), ("statement", *_sentence(old, new))):
+        if (
+            max(len(a), len(b)) > MAX_PIECE
+            or not a
+            or not b
+            or not (a + b).isprintable()
+            or (where == "line" and _SENTENCES.search(b))
+        ):
+            continue
+        start = _common(a, b)
+        start = start[: len(start) - len(list(takewhile(str.isalnum, reversed(start))))]
+        end = _common(a[len(start) :][::-1], b[len(start) :][::-1])[::-1]
+        end = end[len(list(takewhile(str.isalnum, end))) :]
+        if sum(map(str.isalpha, start + end)) >= MIN_FIXED:
+            return where, f"{_escaped(start)}.{{1,300}}{_escaped(end)}" if end else f"{_escaped(start)}.{{1,300}}+"
+    return None
+
+
+def _bare(line: str) -> str:
+    text, start = undecorated(line)
+    return text[start:]
+
+
+def _sentence(old: str, new: str) -> tuple[str, str]:
+    a, b = _SENTENCES.split(old.strip()), _SENTENCES.split(new.strip())
+    pairs = [(x, y) for x, y in zip(a, b, strict=False) if x != y]
+    return (pairs[0][0].rstrip(".!"), pairs[0][1].rstrip(".!")) if len(a) == len(b) and len(pairs) == 1 else ("", "")
+
+
+def _common(a: str, b: str) -> str:
+    return "".join(x for x, _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
+
+
+def _escaped(text: str) -> str:
+    return re.escape(text).replace("\\ ", r"\s")
+
+
+def _name(pattern: str) -> str:
+    words = re.findall(r"[a-z]{3,12}", pattern.lower())[:3]
+    return "-".join(("learned", *words, blake2b(pattern.encode("utf-8", "surrogatepass"), digest_size=2).hexdigest()))
+
+
+def _located(number: int, texts: Sequence[tuple[str, str]]) -> tuple[str, int]:
+    for segment, text in texts:
+        n_lines = text.count("\n") + 1
+        if number < n_lines:
+            return segment, number + 1
+        number -= n_lines
+    return "", 0
+
+
+def _toml(name: str, one: _Learned) -> str:
+    quoted = json.dumps(one.pattern, ensure_ascii=False)[1:-1]
+    why = f"Seen to change: {len(one.values)} values of line {one.line} of {one.segment}."
+    return (
+        f'[[rule]]\nname = "{name}"\nwhere = "{one.where}"\npattern = "{quoted}"\ntreatment = "move"\n'
+        f'evidence = "observed"\nwhy = "{why}"\n'
+    )

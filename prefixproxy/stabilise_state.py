@@ -1,0 +1,114 @@
+"""What must outlive a restart, as JSON: the notes of conversations and the evidence of families.
+
+An entry that does not fit is left out, on either way: state is a help, never a reason not to start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from prefixproxy.conversations import Conversation, Conversations, Lane, Note, Step
+from prefixproxy.evidence import Evidence
+
+FORMAT = 1
+
+State = dict[str, Any]
+
+
+def export_state(evidence: Evidence, conversations: Conversations) -> State:
+    """Everything, each part the least recently used first."""
+    return {
+        "format": FORMAT,
+        "families": {key.hex(): evidence.export(key) for key in evidence.keys()},
+        "conversations": _entries(conversations, (c.id for c in conversations.values())),
+    }
+
+
+def export_changes(evidence: Evidence, conversations: Conversations) -> State:
+    """What changed since the last call, None for entries that are gone. To be laid over what was kept before."""
+    families, ids = sorted(evidence.fresh), sorted(conversations.fresh)
+    evidence.fresh.clear()
+    conversations.fresh.clear()
+    return {
+        "format": FORMAT,
+        "families": {key.hex(): evidence.export(key) for key in families},
+        "conversations": _entries(conversations, ids),
+    }
+
+
+def load_state(state: Mapping[str, Any], evidence: Evidence, conversations: Conversations) -> int:
+    """Take exported state back. Returns how many entries did not fit."""
+    wrong = 0
+    if state.get("format") != FORMAT:
+        return 0
+    for key, entry in _items(state, "families"):
+        try:
+            evidence.load(bytes.fromhex(key), entry)
+        except (KeyError, TypeError, ValueError):
+            wrong += 1
+    loaded = []
+    for ident, entry in _items(state, "conversations"):
+        try:
+            loaded.append(_conversation(ident, entry))
+        except (KeyError, TypeError, ValueError, IndexError):
+            wrong += 1
+    for conversation in sorted(loaded, key=lambda c: c.serial):
+        conversations.load(conversation)
+    evidence.fresh.clear()
+    conversations.fresh.clear()
+    return wrong
+
+
+def _items(state: Mapping[str, Any], key: str) -> list[tuple[str, Any]]:
+    part = state.get(key)
+    return [(k, v) for k, v in part.items() if isinstance(k, str)] if isinstance(part, dict) else []
+
+
+def _entries(conversations: Conversations, ids: Iterable[bytes]) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for ident in ids:
+        conversation = conversations.get(ident)
+        entry = _entry(conversation) if conversation else None
+        if entry is None or _is_unicode(str(entry)):
+            out[ident.hex()] = entry
+    return out
+
+
+def _is_unicode(text: str) -> bool:
+    """Lone surrogates have no place in a JSON file."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _entry(c: Conversation) -> dict[str, Any]:
+    return {
+        "label": c.label,
+        "serial": c.serial,
+        "hint": c.lane.hint,
+        "strict": [list(pair) for pair in c.lane.strict],
+        "weak": [list(pair) for pair in c.lane.weak],
+        "fields": [[number, value.hex()] for number, value in c.lane.fields],
+        "steps": [[s.key.hex(), s.newest, s.notes, [list(pair) for pair in s.large], s.prefill] for s in c.steps],
+        "notes": [list(note) for note in c.notes],
+    }
+
+
+def _conversation(ident: str, entry: dict[str, Any]) -> Conversation:
+    lane = Lane(
+        hint=str(entry["hint"]),
+        strict=tuple((str(a), str(b)) for a, b in entry["strict"]),
+        weak=tuple((str(a), str(b)) for a, b in entry["weak"]),
+        fields=tuple((int(number), bytes.fromhex(value)) for number, value in entry["fields"]),
+    )
+    notes = tuple(Note(int(at), int(number), str(text)) for at, number, text in entry["notes"])
+    steps = tuple(
+        Step(bytes.fromhex(key), int(newest), int(n_notes), tuple((int(f), str(t)) for f, t in large), bool(prefill))
+        for key, newest, n_notes, large, prefill in entry["steps"]
+    )
+    if not steps or any(not 0 <= step.notes <= len(notes) for step in steps):
+        raise ValueError("steps and notes do not fit")
+    return Conversation(bytes.fromhex(ident), str(entry["label"]), lane, steps, notes, int(entry["serial"]))
