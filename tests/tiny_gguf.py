@@ -229,7 +229,7 @@ _MODELS: dict[str, tuple[str, Callable[[GGUFWriter, int], None]]] = {
 
 
 def write_model(kind: str, path: Path, source: Path) -> None:
-    """Write the model `kind` ("llama", "attentive", "mamba", "swa") to `path` with the tokenizer of the GGUF `source`."""
+    """Write the model `kind` ("llama", "attentive", "mamba", "swa") to `path`, with the tokenizer of `source`."""
     architecture, build = _MODELS[kind]
     tokenizer = _Tokenizer.read(source)
     writer = GGUFWriter(path, architecture)
