@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
+from itertools import islice
 
 from prefixproxy.misses import Evaluated, Evidence, Verdict, first_difference, miss_reason
 from prefixproxy.quotes import Quotes
@@ -199,7 +200,9 @@ class History:
             self.forget(next(iter(self._entries)))
         self._entries[entry.request_id] = entry
         for mark in entry.marks:
-            known = self._marks.setdefault(mark, _Mark(entry))
+            known = self._marks.get(mark)
+            if known is None:
+                known = self._marks[mark] = _Mark(entry)
             known.newest = entry
             known.holders += 1
         self._newest.update(dict.fromkeys(_names(entry), entry))
@@ -244,5 +247,7 @@ def _names(entry: Entry) -> list[Hashable]:
         return names
     names += [_lane_name(entry)] if entry.lane else []
     names += [_family_name(entry)] if entry.family else []
-    messages = range(entry.n_head, len(entry.digests))
-    return names + [("message", entry.digests[i]) for i in messages if entry.part_bytes(i) >= MIN_TELLING_BYTES]
+    starts = (0, *entry.ends)
+    sized = zip(entry.digests, starts, entry.ends, strict=False)
+    messages = islice(sized, entry.n_head, None)
+    return names + [("message", digest) for digest, start, end in messages if end - start >= MIN_TELLING_BYTES]

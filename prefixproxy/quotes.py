@@ -9,7 +9,7 @@ from collections import OrderedDict
 from zlib import crc32
 
 WINDOW_WORDS = 6
-SAMPLE = 4
+SAMPLE = 8
 """One run of words in so many is kept: those that start with a word of a certain checksum, the same on both sides."""
 MAX_RUNS_PER_ANSWER = 64
 MIN_RUNS = 2

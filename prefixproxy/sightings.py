@@ -1,5 +1,8 @@
 """A prompt reduced to digests and sizes: enough to say where two prompts part, with no text kept.
 
+Digests are Python's own 64-bit hashes (SipHash, keyed by the process): fast, hard to collide on purpose, meaningless
+outside this process, so they are never stored.
+
 A prompt is a row of parts (tools, system, each message). Its *marks* are running digests, one behind each part, so
 two prompts share a mark exactly when they share every part before it. A raw prompt has no parts that mean anything
 (label "prompt[0]", or none for a body that was not understood): its blocks stand in for them.
@@ -7,14 +10,10 @@ two prompts share a mark exactly when they share every part before it. A raw pro
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
-from hashlib import blake2b
+from itertools import accumulate
 
 from prefixproxy.prefix import BLOCK_ENDS, PrefixChain
-
-# A JSON string carries its line ends as two characters; a head of one long line is told apart by its sentences.
-_LINE_ENDS = re.compile(rb"\n|\\n|(?<=[.!?;:]) ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,21 +76,17 @@ class Entry:
 def entry_of(sight: Sight) -> Entry:
     if not sight.labels or sight.labels[0].startswith("prompt"):
         return _entry_of_raw(sight)
-    digests, marks, ends = [], [], []
-    mark, end = _digest(sight.model.encode("utf-8", "surrogatepass")), 0
-    for part in sight.parts:
-        digest = _digest(part)
-        mark = _digest(mark + digest)
-        end += len(part)
-        digests.append(int.from_bytes(digest, "little"))
-        marks.append(int.from_bytes(mark, "little"))
-        ends.append(end)
-    return _entry(sight, sight.labels, tuple(digests), tuple(marks), tuple(ends), sight.n_head)
+    digests = tuple(map(hash, sight.parts))
+    marks = tuple(accumulate(digests, _next_mark, initial=hash(sight.model)))[1:]
+    ends = tuple(accumulate(map(len, sight.parts)))
+    return _entry(sight, sight.labels, digests, marks, ends, sight.n_head)
 
 
 def lines_of(head: tuple[bytes, ...]) -> frozenset[int]:
-    """The lines and sentences of a head as hashes, comparable within this process only."""
-    return frozenset(hash(line.strip()) for part in head for line in _LINE_ENDS.split(part) if line.strip())
+    """The lines and sentences of a head as hashes. A JSON string carries its line ends as two characters; a head of one
+    long line is told apart by its sentences."""
+    text = b"\n".join(head).replace(b"\\n", b"\n").replace(b". ", b".\n")
+    return frozenset(map(hash, text.split(b"\n")))
 
 
 def _entry_of_raw(sight: Sight) -> Entry:
@@ -125,5 +120,5 @@ def _entry(
     )
 
 
-def _digest(part: bytes) -> bytes:
-    return blake2b(part, digest_size=8).digest()
+def _next_mark(mark: int, digest: int) -> int:
+    return hash((mark, digest))
