@@ -16,7 +16,7 @@ MIN_RUNS = 2
 """An answer with fewer sampled runs is too short to be recognised."""
 MIN_SHARE = 0.3
 """Share of an answer's runs that must recur: lanes that work on one briefing have phrases in common anyway."""
-MAX_TEXT = 16_384
+MAX_TEXT = 8_192
 """Characters of a prompt's end that are looked at."""
 
 
