@@ -30,6 +30,8 @@ class AnswerMemory:
         self._calls: OrderedDict[tuple[str, str, bytes], str] = OrderedDict()
         self._known: dict[tuple[str, str], int] = {}
         self._n_bytes = 0
+        self.revision = 0
+        """Moves whenever there is something new to keep."""
 
     @property
     def n_bytes(self) -> int:
@@ -47,6 +49,7 @@ class AnswerMemory:
         else:
             self._known[key[:2]] = self._known.get(key[:2], 0) + 1
         self._calls[key] = arguments
+        self.revision += 1
         self._calls.move_to_end(key)
         self._n_bytes += self._cost(key)
         while len(self._calls) > self._max_calls or self._n_bytes > self._max_bytes:

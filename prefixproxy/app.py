@@ -20,6 +20,7 @@ from prefixproxy.dispatch import Dispatcher
 from prefixproxy.errors import UsageError
 from prefixproxy.gate import Gate
 from prefixproxy.journal import Journal
+from prefixproxy.keeping import Keeping, keeping_of
 from prefixproxy.metrics import Metrics
 from prefixproxy.passthrough import Passthrough
 from prefixproxy.plan import Planner
@@ -27,6 +28,7 @@ from prefixproxy.relay import Parts, Relay
 from prefixproxy.schedule import Scheduler
 from prefixproxy.settings import Settings
 from prefixproxy.stabilise import StabilisePolicy, Stabiliser
+from prefixproxy.state import StateFile
 from prefixproxy.status import OWN_PREFIX, PUBLIC, Status, status_snapshot
 from prefixproxy.telemetry import Telemetry
 from prefixproxy.tools import ToolMemory
@@ -54,27 +56,30 @@ def create_app(settings: Settings, *, engine_url: str | None = None) -> Proxy:
     metrics = Metrics()
     dispatcher = Dispatcher(Scheduler(policy_of(settings.admission)), _backends(settings, engine_url), metrics, clock)
     admission = AdmissionControl(settings.admission, dispatcher.set_policy)
+    planner = _planner(settings)
+    keeping = keeping_of(StateFile(settings.state.path), planner.stabiliser, planner.tools, planner.answers)
     parts = Parts(
         dispatcher=dispatcher,
-        planner=_planner(settings),
+        planner=planner,
         telemetry=Telemetry(metrics, Journal(settings.journal.keep), History(), dispatcher.model_of),
         gate=Gate(_keys(settings)),
         max_body_bytes=settings.server.max_body_bytes,
         queue_timeout_s=admission.queue_timeout_s,
         clock=clock,
         unix_time=time.time,
+        learned=keeping.changed,
     )
     metrics.watch(lambda: status_snapshot(dispatcher))
-    return Proxy(_Entrance(parts, admission), parts)
+    return Proxy(_Entrance(parts, admission, keeping), parts)
 
 
 class _Entrance:
     """The first fork: our own pages, prompts, and everything else. Prompts meet no middleware."""
 
-    def __init__(self, parts: Parts, admission: AdmissionControl) -> None:
+    def __init__(self, parts: Parts, admission: AdmissionControl, keeping: Keeping) -> None:
         @asynccontextmanager
         async def lifespan(app: Starlette) -> AsyncIterator[None]:
-            async with parts.dispatcher.running():
+            async with keeping.running(), parts.dispatcher.running():
                 yield
 
         self._own = Starlette(routes=Status(parts, admission).routes(), lifespan=lifespan)

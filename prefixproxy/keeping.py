@@ -1,84 +1,143 @@
 """Keeps memories over a restart: loads them at start, writes what changed soon after it did.
 
 A change is written at once if nothing was written lately, so what one turn taught is on disk before the next one
-comes, also when the process is killed. Exports run on the event loop (their owners are not for threads); the pause
-between two grows with what one takes, so that they never cost more than a few percent of the time.
+comes, also when the process is killed. Only changed entries are written. Reading them out runs on the event loop
+(their owners are not for threads), writing in a thread.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
+from prefixproxy.answers import AnswerMemory
+from prefixproxy.stabilise import Stabiliser
 from prefixproxy.state import StateFile
+from prefixproxy.tools import ToolMemory
 
-SHORTEST_PAUSE_S = 0.25
-PAUSE_PER_EXPORT = 25.0
+PAUSE_S = 0.25
+
+Rows = dict[str, Any]
+"""JSON values by name; None: the entry is gone."""
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """One memory. `revision` changes with its content; `load` raises ValueError, KeyError or TypeError for data that
-    it cannot read."""
+class Kept(Protocol):
+    """One memory, seen as rows whose names start with `prefix`."""
 
-    export: Callable[[], Any]
-    load: Callable[[Any], None]
-    revision: Callable[[], int]
+    prefix: str
+
+    def changes(self) -> Rows:
+        """What changed since the last call."""
+        ...
+
+    def load(self, rows: Rows) -> None:
+        """Take back what an earlier process wrote. Raises ValueError, KeyError or TypeError for what it cannot read."""
+        ...
+
+
+class StabiliserRows:
+    """A row for each family and each conversation."""
+
+    prefix = "stabilise/"
+
+    def __init__(self, stabiliser: Stabiliser) -> None:
+        self._stabiliser = stabiliser
+
+    def changes(self) -> Rows:
+        changed = self._stabiliser.changes()
+        parts = ("families", "conversations")
+        rows = {f"{self.prefix}{part}/{key}": entry for part in parts for key, entry in changed[part].items()}
+        return {**rows, f"{self.prefix}format": changed["format"]} if rows else {}
+
+    def load(self, rows: Rows) -> None:
+        state: dict[str, Any] = {"families": {}, "conversations": {}, "format": rows.get(f"{self.prefix}format")}
+        for name, entry in rows.items():
+            part, _, key = name.removeprefix(self.prefix).partition("/")
+            if key:
+                state[part][key] = entry
+        refused = self._stabiliser.load(state)
+        if refused:
+            log.warning("%d entries of the state file could not be read", refused)
+
+
+@dataclass(slots=True)
+class WholeRow:
+    """A small memory in one row, written whole when its `revision` has moved."""
+
+    prefix: str
+    memory: ToolMemory | AnswerMemory
+    _written: int = field(default=0)
+
+    def changes(self) -> Rows:
+        if self.memory.revision == self._written:
+            return {}
+        self._written = self.memory.revision
+        return {self.prefix: self.memory.export()}
+
+    def load(self, rows: Rows) -> None:
+        for exported in rows.values():
+            self.memory.load(exported)
+        self._written = self.memory.revision
 
 
 class Keeping:
-    """Writes `memories` to `state` while `run` runs; `changed` wakes it."""
+    """Writes `memories` to `state` while it is `running`; `changed` wakes it."""
 
-    def __init__(self, state: StateFile, memories: Mapping[str, Kept], clock: Callable[[], float]) -> None:
+    def __init__(self, state: StateFile, memories: Sequence[Kept]) -> None:
         self._state = state
-        self._memories = dict(memories)
-        self._written = {name: kept.revision() for name, kept in self._memories.items()}
-        self._clock = clock
+        self._memories = memories
+        self._unwritten: Rows = {}
         self._changed = asyncio.Event()
 
     def load(self) -> None:
         """Take over what an earlier process left; what cannot be read is left out, with a warning."""
-        for name, kept in self._memories.items():
-            value = self._state.load(name)
-            if value is None:
-                continue
+        for kept in self._memories:
             try:
-                kept.load(value)
+                kept.load(self._state.rows(kept.prefix))
             except (ValueError, KeyError, TypeError) as failure:
-                log.warning("state %r cannot be used and starts empty: %s", name, failure)
-            self._written[name] = kept.revision()
+                log.warning("state %r cannot be used and starts empty: %s", kept.prefix, failure)
 
     def changed(self) -> None:
         """Something may have changed; cheap, and may be called at any time."""
-        if self._state.persistent:
-            self._changed.set()
+        self._changed.set()
 
-    async def run(self) -> None:
-        """Until cancelled; then what is still unwritten is written."""
-        try:
-            while True:
-                await self._changed.wait()
-                self._changed.clear()
-                seconds = await self._write()
-                await asyncio.sleep(max(SHORTEST_PAUSE_S, PAUSE_PER_EXPORT * seconds))
-        finally:
-            await asyncio.shield(self._write())
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Loads, keeps writing, and writes what is left at the end."""
+        self.load()
+        async with asyncio.TaskGroup() as group:
+            writer = group.create_task(self._keep_writing())
+            try:
+                yield
+            finally:
+                writer.cancel()
+        await self.write()
+        self._state.close()
 
-    async def _write(self) -> float:
-        """Write what has changed; the seconds the exports took on the loop."""
-        spent_s = 0.0
-        for name, kept in self._memories.items():
-            revision = kept.revision()
-            if revision == self._written[name]:
-                continue
-            started = self._clock()
-            value = kept.export()
-            spent_s += self._clock() - started
-            if await asyncio.to_thread(self._state.store, name, value):
-                self._written[name] = revision
-        return spent_s
+    async def _keep_writing(self) -> None:
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            await self.write()
+            await asyncio.sleep(PAUSE_S)
+
+    async def write(self) -> None:
+        """Write what has changed now. What cannot be written is tried again the next time."""
+        for kept in self._memories:
+            self._unwritten |= kept.changes()
+        if not self._unwritten:
+            return
+        written = dict(self._unwritten)
+        if await asyncio.to_thread(lambda: self._state.update(written)):
+            self._unwritten.clear()
+
+
+def keeping_of(state: StateFile, stabiliser: Stabiliser, tools: ToolMemory, answers: AnswerMemory) -> Keeping:
+    """Everything that must outlive a restart for the next turn of a known conversation to extend it."""
+    return Keeping(state, [StabiliserRows(stabiliser), WholeRow("tools", tools), WholeRow("answers", answers)])

@@ -67,6 +67,8 @@ class Parts:
     queue_timeout_s: Callable[[], float]
     clock: Callable[[], float]
     unix_time: Callable[[], float]
+    learned: Callable[[], None]
+    """To be called when the planner may have something new to keep over a restart."""
 
 
 class Relay:
@@ -196,6 +198,7 @@ class _Run:
             exchange.times.queue_s += lease.queued_s
             exchange.times.own_s += max(0.0, self._clock() - before - lease.queued_s)
             self._parts.telemetry.sent(exchange, self._clock())
+            self._parts.learned()
             ours, control = self._control(lease)
             answering = Answering(
                 exchange, self._body, self._reply, lease, self._clock, self._dispatcher.first_token, ours
@@ -218,6 +221,7 @@ class _Run:
         message = message_of(said)
         for call_id, name, arguments in tool_calls_of(message):
             self._planner.answers.learn(call_id, name, arguments)
+            self._parts.learned()
         if message and isinstance(text := message.get("content"), str):
             self._parts.telemetry.answered(self._exchange, text)
 

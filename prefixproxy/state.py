@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sqlite3
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 from threading import Lock
@@ -22,6 +23,10 @@ FORMAT = 1
 """`PRAGMA user_version` of the file. A file with a larger one was written by a later version and is left alone."""
 BUSY_TIMEOUT_S = 5.0
 SIDE_FILES = ("", "-wal", "-shm")
+_UPSERT = (
+    "INSERT INTO state (name, version, value) VALUES (?, ?, ?) "
+    "ON CONFLICT (name) DO UPDATE SET version = excluded.version, value = excluded.value"
+)
 
 log = logging.getLogger(__name__)
 
@@ -52,13 +57,33 @@ class StateFile:
         blob = orjson.dumps(value)
         try:
             with self._lock, self._connection:
-                self._connection.execute(
-                    "INSERT INTO state (name, version, value) VALUES (?, ?, ?) "
-                    "ON CONFLICT (name) DO UPDATE SET version = excluded.version, value = excluded.value",
-                    (name, version, blob),
-                )
+                self._connection.execute(_UPSERT, (name, version, blob))
         except sqlite3.Error as error:
             log.warning("state %r cannot be written: %s", name, error)
+            return False
+        return True
+
+    def rows(self, prefix: str, version: int = 1) -> dict[str, Any]:
+        """Every value whose name starts with `prefix`, in this version; what cannot be read is left out."""
+        query = "SELECT name, value FROM state WHERE substr(name, 1, ?) = ? AND version = ?"
+        try:
+            with self._lock:
+                found = self._connection.execute(query, (len(prefix), prefix, version)).fetchall()
+            return {name: orjson.loads(value) for name, value in found}
+        except (sqlite3.Error, orjson.JSONDecodeError) as error:
+            log.warning("state %r cannot be read and starts empty: %s", prefix, error)
+            return {}
+
+    def update(self, values: Mapping[str, Any], version: int = 1) -> bool:
+        """Store many values in one transaction; None takes a name out. Durable when this returns True."""
+        gone = [(name,) for name, value in values.items() if value is None]
+        kept = [(name, version, orjson.dumps(value)) for name, value in values.items() if value is not None]
+        try:
+            with self._lock, self._connection:
+                self._connection.executemany("DELETE FROM state WHERE name = ?", gone)
+                self._connection.executemany(_UPSERT, kept)
+        except sqlite3.Error as error:
+            log.warning("state cannot be written: %s", error)
             return False
         return True
 

@@ -60,6 +60,8 @@ class ToolMemory:
         self._orders: OrderedDict[tuple[str, frozenset[str]], tuple[str, ...]] = OrderedDict()
         self._meanings: OrderedDict[bytes, str] = OrderedDict()
         self._n_bytes = 0
+        self.revision = 0
+        """Moves whenever there is something new to keep."""
 
     @property
     def n_bytes(self) -> int:
@@ -125,6 +127,7 @@ class ToolMemory:
         if key not in self._tools:
             self._tools[key] = spelled
             self._n_bytes += len(spelled)
+            self.revision += 1
         self._tools.move_to_end(key)
         return self._tools[key]
 
@@ -133,6 +136,7 @@ class ToolMemory:
         if key not in self._orders:
             self._orders[key] = order
             self._n_bytes += sum(map(len, order))
+            self.revision += 1
         self._orders.move_to_end(key)
 
     def _order(self, scope: str, prompt: Prompt) -> list[int] | None:
