@@ -17,6 +17,7 @@ from prefixproxy.backends import Backend
 from prefixproxy.backends.llamacpp import LlamaServer
 from prefixproxy.classify import History
 from prefixproxy.dispatch import Dispatcher
+from prefixproxy.engine import Engine
 from prefixproxy.errors import UsageError
 from prefixproxy.gate import Gate
 from prefixproxy.journal import Journal
@@ -47,14 +48,14 @@ class Proxy:
     parts: Parts
 
 
-def create_app(settings: Settings, *, engine_url: str | None = None) -> Proxy:
-    """The whole proxy for these settings; `engine_url` is the embedded engine's, if that is the upstream.
+def create_app(settings: Settings, *, engine: Engine | None = None) -> Proxy:
+    """The whole proxy for these settings; `engine` is the running embedded engine, if that is the upstream.
 
     Raises UsageError for a rule file that is wrong.
     """
     clock = time.monotonic
     metrics = Metrics()
-    dispatcher = Dispatcher(Scheduler(policy_of(settings.admission)), _backends(settings, engine_url), metrics, clock)
+    dispatcher = Dispatcher(Scheduler(policy_of(settings.admission)), _backends(settings, engine), metrics, clock)
     admission = AdmissionControl(settings.admission, dispatcher.set_policy)
     planner = _planner(settings)
     keeping = keeping_of(StateFile(settings.state.path), planner.stabiliser, planner.tools, planner.answers)
@@ -95,9 +96,9 @@ class _Entrance:
             await self._passthrough(scope, receive, send)
 
 
-def _backends(settings: Settings, engine_url: str | None) -> list[tuple[Backend, int, bool]]:
-    if engine_url is not None:
-        return [(LlamaServer(EMBEDDED, engine_url), 0, True)]
+def _backends(settings: Settings, engine: Engine | None) -> list[tuple[Backend, int, bool]]:
+    if engine is not None:
+        return [(LlamaServer(EMBEDDED, engine.url, build=lambda: engine.build), 0, True)]
     for upstream in settings.upstreams:
         if upstream.kind not in ("auto", "llama-server"):
             raise UsageError(f"upstreams.{upstream.name}.kind: {upstream.kind} is not supported yet")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from prefixproxy.answers import AnswerMemory
-from prefixproxy.body import Body
+from prefixproxy.body import Body, json_bytes
 from prefixproxy.chat import Canonical, apply_edits, canonical, parse_prompt
 from prefixproxy.prefix import PrefixChain, blocks_within, chain_of
 from prefixproxy.prompt import Edit, Prompt
@@ -20,6 +20,8 @@ from prefixproxy.tools import ToolMemory
 from prefixproxy.types import Api, Relocation
 
 Mode = Literal["apply", "observe", "off"]
+
+TEMPLATE_SWITCHES = ("chat_template_kwargs", "reasoning_effort")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,7 @@ class Planner:
             if mode == "apply":
                 edits, prompt = [*steadied, *done.edits], done.prompt
         form = canonical(prompt)
-        chain = chain_of(form.parts, salt=prompt.model.encode("utf-8", "surrogatepass"))
+        chain = chain_of(form.parts, salt=_salt(prompt, body))
         head_blocks = blocks_within(form.head_bytes)
         return Plan(
             api=api,
@@ -111,6 +113,14 @@ class Planner:
         """Tool definitions and replayed tool calls in the bytes this server has seen before."""
         tools = self.tools if remember else deepcopy(self.tools)
         return (*tools.apply(prompt), *self.answers.apply(prompt))
+
+
+def _salt(prompt: Prompt, body: Body) -> bytes:
+    """What changes the rendered prompt at its very front without standing in it: the model, and the template's own
+    switches. `tool_choice` and the like stay out: most templates do not render them, and one conversation uses many."""
+    model = prompt.model.encode("utf-8", "surrogatepass")
+    switches = {key: body.data[key] for key in TEMPLATE_SWITCHES if body.data.get(key) is not None}
+    return model + b"\0" + json_bytes(switches) if switches else model
 
 
 def _opaque_plan(api: Api, body: Body) -> Plan:

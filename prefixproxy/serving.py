@@ -71,7 +71,7 @@ async def wired(settings: Settings, engine: EngineSettings | None) -> AsyncItera
         return
     watch = _EngineWatch()
     async with Engine(engine, on_event=watch.heard) as running:
-        proxy = create_app(settings, engine_url=running.url)
+        proxy = create_app(settings, engine=running)
         watch.keeper = proxy.parts.dispatcher.keepers[EMBEDDED]
         watch.keeper.restarting(ENGINE_START_S)
         yield proxy

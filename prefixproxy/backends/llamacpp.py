@@ -6,7 +6,7 @@ sent only when the scheduler knows that slot idle.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -22,7 +22,12 @@ PREFILL_TIMEOUT_S = 3600.0
 
 
 class LlamaServer(HttpUpstream):
-    """A `Backend` over a running llama-server."""
+    """A `Backend` over a running llama-server. `build` tells what it was built from where its own answer does not: a
+    build from source says "b0-unknown"."""
+
+    def __init__(self, name: str, url: str, api_key: str = "", build: Callable[[], str] | None = None) -> None:
+        super().__init__(name, url, api_key)
+        self._build = build
 
     async def probe(self) -> UpstreamFacts:
         props = await self.call("GET", "/props")
@@ -38,7 +43,7 @@ class LlamaServer(HttpUpstream):
             n_ctx_slot=(props.get("default_generation_settings") or {}).get("n_ctx"),
             model=str(props.get("model_alias") or props.get("model_path") or ""),
             models=await self._models(),
-            build=str(props.get("build_info") or ""),
+            build=self._build() if self._build else str(props.get("build_info") or ""),
             capabilities=Capabilities(
                 pin=observe,
                 observe=observe,
