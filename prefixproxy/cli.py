@@ -41,6 +41,7 @@ HostOption = Annotated[
     str | None, typer.Option("--host", help="Address to listen on (default 127.0.0.1).", show_default=False)
 ]
 PortOption = Annotated[int | None, typer.Option("--port", help="Port to listen on (default 8100).", show_default=False)]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 LogLevelOption = Annotated[str, typer.Option("--log-level", help="debug, info, warning or error.")]
 
 
@@ -83,6 +84,21 @@ def serve(
         embedded=model is not None,
     )
     run(settings, lambda url: typer.echo(f"prefixproxy {__version__} listens on {url}", err=True))
+
+
+@app.command()
+def demo(
+    model: Annotated[
+        Path | None, typer.Option("--model", help="GGUF file to run (default: the bundled one).", show_default=False)
+    ] = None,
+    lanes: Annotated[int, typer.Option("--lanes", help="Agents that start at once.")] = 5,
+    quick: Annotated[bool, typer.Option("--quick", help="A briefing of 800 tokens instead of 2,700.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Five agents with one briefing start at once: straight to llama-server, then through the proxy."""
+    from prefixproxy.demo import DemoOptions, run
+
+    raise typer.Exit(run(DemoOptions(model=model, lanes=lanes, quick=quick, json=json)))
 
 
 def settings_of(config: Path | None, overrides: dict[str, Any], *, embedded: bool = False) -> Settings:

@@ -1,12 +1,12 @@
 """A scripted stand-in for llama-server: the HTTP surface a proxy needs, faults on command, a record of every request.
 
-No model: a token is four bytes of the body, every answer is "Fine." unless a script says otherwise. A script is a
-coroutine function that writes one answer byte by byte and may wait for whatever event the test holds. As in the real
-server, the connection is closed behind every streamed answer, and one request at a time runs in a slot; a pin to a
-busy slot is written down in `violations`.
+No model: a token is four bytes of the body, every answer is `max_tokens` times "Fine." unless a script says otherwise.
+A script is a coroutine function that writes one answer byte by byte and may wait for whatever event the test holds. As
+in the real server, the connection is closed behind every streamed answer, and one request at a time runs in a slot; a
+pin to a busy slot is written down in `violations`.
 
-    async with StubUpstream() as stub: ...              # in the test's own event loop
-    python tests/stub_upstream.py --chunks 200          # alone; prints its URL
+    async with StubUpstream() as stub: ...      # in the test's own event loop
+    python tests/stub_upstream.py               # alone; prints its URL
 """
 
 from __future__ import annotations
@@ -136,10 +136,9 @@ class StubUpstream:
     to come, first in first out; `routes` scripts for a path, whatever the method. `loading` more requests get the 503
     of a server that is loading its model. `may_drain`, if cleared, keeps a slot busy after its client has left."""
 
-    def __init__(self, *, n_slots: int = 2, n_ctx_slot: int = 4096, n_chunks: int = 1, port: int = 0) -> None:
+    def __init__(self, *, n_slots: int = 2, n_ctx_slot: int = 4096, port: int = 0) -> None:
         self.slots = [StubSlot(number) for number in range(n_slots)]
         self.n_ctx_slot = n_ctx_slot
-        self.n_chunks = n_chunks
         self._port = port
         self.requests: list[Seen] = []
         self.next_answers: deque[Script] = deque()
@@ -261,29 +260,29 @@ class StubUpstream:
 
     def chat_answer(self, request: Seen) -> dict[str, Any]:
         """The whole answer of /v1/chat/completions."""
-        n_tokens = len(request.body) // 4
-        message = {"role": "assistant", "content": "Fine." * self.n_chunks}
+        n_tokens, n_answer = len(request.body) // 4, _answer_length(request)
+        message = {"role": "assistant", "content": "Fine." * n_answer}
         return {
             **_chat_base("chat.completion"),
             "choices": [{"index": 0, "finish_reason": "stop", "message": message}],
-            "usage": _usage(n_tokens, self.n_chunks),
-            "timings": timings_of(n_tokens, predicted_n=self.n_chunks),
+            "usage": _usage(n_tokens, n_answer),
+            "timings": timings_of(n_tokens, predicted_n=n_answer),
         }
 
     def chat_events(self, request: Seen) -> list[bytes]:
         """The events of a streamed chat answer, one for each chunk sent."""
-        n_tokens, body = len(request.body) // 4, request.json()
-        timings = timings_of(n_tokens, predicted_n=self.n_chunks)
+        n_tokens, n_answer, body = len(request.body) // 4, _answer_length(request), request.json()
+        timings = timings_of(n_tokens, predicted_n=n_answer)
         out = []
         if body.get("return_progress"):
             progress = {"total": n_tokens, "cache": 0, "processed": 0, "time_ms": 0}
             out.append(_chat_event({"role": "assistant", "content": None}, prompt_progress=progress))
         out.append(_chat_event({"role": "assistant", "content": None}))
-        out += [_chat_event({"content": "Fine."}) for _ in range(self.n_chunks)]
+        out += [_chat_event({"content": "Fine."}) for _ in range(n_answer)]
         asked = (body.get("stream_options") or {}).get("include_usage")
         out.append(_chat_event({}, "stop", **({} if asked else {"timings": timings})))
         if asked:
-            usage = {"choices": [], "usage": _usage(n_tokens, self.n_chunks), "timings": timings}
+            usage = {"choices": [], "usage": _usage(n_tokens, n_answer), "timings": timings}
             out.append(event({**_chat_base("chat.completion.chunk"), **usage}))
         return [*out, b"data: [DONE]\n\n"]
 
@@ -351,6 +350,11 @@ async def _watch(reader: asyncio.StreamReader, gone: asyncio.Event) -> None:
     gone.set()
 
 
+def _answer_length(request: Seen) -> int:
+    """Tokens of the answer, each an event of its own in a stream."""
+    return int(request.json().get("max_tokens") or 1)
+
+
 def _chat_base(kind: str) -> dict[str, Any]:
     return {"id": "chatcmpl-stub", "object": kind, "created": 1, "model": "stub", "system_fingerprint": "b11434-stub"}
 
@@ -369,8 +373,8 @@ def _usage(n_prompt: int, n_predicted: int) -> dict[str, Any]:
     }
 
 
-async def _alone(n_slots: int, n_chunks: int) -> None:
-    async with StubUpstream(n_slots=n_slots, n_chunks=n_chunks) as stub:
+async def _alone(n_slots: int) -> None:
+    async with StubUpstream(n_slots=n_slots) as stub:
         print(stub.url, flush=True)
         await asyncio.Event().wait()
 
@@ -378,7 +382,6 @@ async def _alone(n_slots: int, n_chunks: int) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--slots", type=int, default=4)
-    parser.add_argument("--chunks", type=int, default=1)
     given = parser.parse_args()
     with suppress(KeyboardInterrupt):
-        asyncio.run(_alone(given.slots, given.chunks))
+        asyncio.run(_alone(given.slots))

@@ -142,9 +142,8 @@ async def test_tokens_reach_the_client_before_the_upstream_writes_the_next() -> 
 
 
 async def test_a_stream_is_what_the_upstream_wrote_less_the_progress_nobody_asked_for() -> None:
-    stub = StubUpstream(n_chunks=5)
-    async with proxied_stub(stub) as (_stub, running), httpx.AsyncClient(base_url=running.url) as client:
-        got = (await client.post(CHAT, json=chat())).content
+    async with proxied_stub() as (stub, running), httpx.AsyncClient(base_url=running.url) as client:
+        got = (await client.post(CHAT, json={**chat(), "max_tokens": 5})).content
         asked = stub.generating()[0]
     assert asked.json()["return_progress"] is True
     assert got == b"".join(e for e in stub.chat_events(asked) if b"prompt_progress" not in e)
