@@ -26,7 +26,7 @@ from importlib.resources import files
 from typing import Any, Literal, get_args
 
 from prefixproxy.errors import UsageError
-from prefixproxy.volatile_patterns import PatternError, compiled
+from prefixproxy.volatile_patterns import PatternError, check_cost, compiled
 
 Where = Literal[
     "text_start", "statement", "line", "edge_line", "top_line", "labelled_value", "element", "section", "fence"
@@ -113,14 +113,16 @@ def load_rules(extra: Sequence[tuple[str, str]] = (), disabled: frozenset[str] =
     fragments = builtin_fragments()
     rules: dict[str, Rule] = {}
     companions: list[Rule] = []
-    for name, text in (*_builtin_files(), *extra):
-        for rule in _read_file(name, text, fragments):
-            if rule.companion:
-                companions.append(rule)
-            elif rule.name in rules:
-                raise UsageError(f"{name}: rule {rule.name!r}: name: another rule has this name")
-            else:
-                rules[rule.name] = rule
+    # a test holds our own patterns to the bound that users' are held to here, which takes as long as compiling them
+    own = [(name, r) for name, text in builtin_files() for r in _read_file(name, text, fragments, checked=False)]
+    users = [(name, r) for name, text in extra for r in _read_file(name, text, fragments, checked=True)]
+    for name, rule in (*own, *users):
+        if rule.companion:
+            companions.append(rule)
+        elif rule.name in rules:
+            raise UsageError(f"{name}: rule {rule.name!r}: name: another rule has this name")
+        else:
+            rules[rule.name] = rule
     if len(rules) > MAX_RULES:
         raise UsageError(f"there are {len(rules)} rules, allowed are {MAX_RULES}")
     unknown = disabled - rules.keys()
@@ -139,16 +141,17 @@ def builtin_fragments() -> dict[str, str]:
 
 def read_rule(table: Mapping[str, Any], file: str, fragments: Mapping[str, str]) -> Rule:
     """One `[[rule]]` table. UsageError names `file`, the rule and the field that is wrong."""
-    return _Table(table, file, fragments).rule()
+    return _Table(table, file, fragments, companion=False, checked=True).rule()
 
 
-def _builtin_files() -> list[tuple[str, str]]:
+def builtin_files() -> list[tuple[str, str]]:
+    """The rule files of the package: name and text."""
     folder = files("prefixproxy") / "rules"
     found = [(f.name, f) for f in folder.iterdir() if f.name.endswith(".toml") and f.name != "fragments.toml"]
     return [(f"rules/{name}", file.read_text(encoding="utf-8")) for name, file in sorted(found, key=lambda f: f[0])]
 
 
-def _read_file(name: str, text: str, fragments: Mapping[str, str]) -> list[Rule]:
+def _read_file(name: str, text: str, fragments: Mapping[str, str], *, checked: bool) -> list[Rule]:
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -161,7 +164,7 @@ def _read_file(name: str, text: str, fragments: Mapping[str, str]) -> list[Rule]
         tables = data.get(kind, [])
         if not isinstance(tables, list) or not all(isinstance(t, dict) for t in tables):
             raise UsageError(f"{name}: {kind}: must be [[{kind}]] tables")
-        out += [_Table(t, name, fragments, companion=kind == "companion").rule() for t in tables]
+        out += [_Table(t, name, fragments, kind == "companion", checked).rule() for t in tables]
     return out
 
 
@@ -186,12 +189,13 @@ class _Table:
     """Reads one table, and says of everything wrong in which file, rule and field it stands."""
 
     def __init__(
-        self, table: Mapping[str, Any], file: str, fragments: Mapping[str, str], *, companion: bool = False
+        self, table: Mapping[str, Any], file: str, fragments: Mapping[str, str], companion: bool, checked: bool
     ) -> None:
         self._table = table
         self._file = file
         self._fragments = fragments
         self._companion = companion
+        self._checked = checked
         self._name = "?"
 
     def rule(self) -> Rule:
@@ -266,6 +270,8 @@ class _Table:
         text = self._word(key)
         try:
             pattern = compiled(text, self._fragments)
+            if self._checked:
+                check_cost(pattern)
         except PatternError as error:
             raise self._wrong(key, str(error)) from error
         if key in ("pattern", "value") and pattern.match(""):

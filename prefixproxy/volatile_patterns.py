@@ -41,19 +41,21 @@ def expand(pattern: str, fragments: Mapping[str, str], depth: int = 0) -> str:
 
 
 def compiled(pattern: str, fragments: Mapping[str, str]) -> re.Pattern[str]:
-    """The pattern, ready to be matched without regard to case. PatternError: no pattern, or one that may run wild."""
-    full = expand(pattern, fragments)
+    """The pattern, ready to be matched without regard to case. PatternError: it is none."""
     try:
-        tree = _PARSER.parse(full, re.IGNORECASE)
+        return re.compile(expand(pattern, fragments), re.IGNORECASE)
     except re.error as error:
         raise PatternError(f"it is no regular expression: {error}") from error
-    ways = _ways(tree)
+
+
+def check_cost(pattern: re.Pattern[str]) -> None:
+    """PatternError: on some text this pattern may run wild."""
+    ways = _ways(_PARSER.parse(pattern.pattern, re.IGNORECASE))
     if ways > MAX_WAYS:
         raise PatternError(
             f"it can match in too many ways (2**{ways:.0f}, allowed are 2**{MAX_WAYS:.0f}): "
             "bound its repeats, or make them possessive (`*+`, `{0,9}+`, `(?>...)`)"
         )
-    return re.compile(full, re.IGNORECASE)
 
 
 def _ways(items: Sequence[tuple[Any, Any]]) -> float:
