@@ -54,7 +54,8 @@ HELP = {
     " (evaluated, warm-ups included). The hit rate is cached / all.",
     "cached_ratio": "Share of a prompt that came from the KV cache, one observation per request with a reported count.",
     "prompt_length_tokens": "Length of the prompts in tokens.",
-    "cache_misses_total": "Requests that evaluated more of their prompt than they needed to, by the reason found.",
+    "cache_misses_total": "Requests that evaluated a prefix they could have shared, by the reason found (cold_root:"
+    " nobody had evaluated it before).",
     "cache_measurements_total": "Finished requests by where their cached-token count comes from; only reported ones"
     " enter the token counters.",
     "expected_cached_tokens_total": "Cached tokens the proxy expected, of requests whose count was reported. Far above"
