@@ -19,6 +19,7 @@ from prefixproxy.classify import History
 from prefixproxy.dispatch import Dispatcher
 from prefixproxy.engine import Engine
 from prefixproxy.errors import UsageError
+from prefixproxy.events import Events
 from prefixproxy.gate import Gate
 from prefixproxy.journal import Journal
 from prefixproxy.keeping import Keeping, keeping_of
@@ -37,6 +38,7 @@ from prefixproxy.types import API_OF_PATH
 from prefixproxy.volatile import load_rules
 
 EMBEDDED = "embedded"
+EVENTS_PATH = "/prefixproxy/events"
 MAX_TOOL_SETS, MAX_CALLS, MAX_MEMORY_BYTES = 1024, 16_384, 32 << 20
 
 
@@ -85,10 +87,13 @@ class _Entrance:
 
         self._own = Starlette(routes=Status(parts, admission).routes(), lifespan=lifespan)
         self._relay = Relay(parts)
+        self._events = Events(parts.telemetry.journal, parts.gate)
         self._passthrough = Passthrough(parts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in PUBLIC or scope["path"].startswith(OWN_PREFIX):
+        if scope["type"] == "http" and scope["path"] == EVENTS_PATH and scope["method"] == "GET":
+            await self._events(scope, receive, send)
+        elif scope["type"] != "http" or scope["path"] in PUBLIC or scope["path"].startswith(OWN_PREFIX):
             await self._own(scope, receive, send)
         elif scope["method"] == "POST" and scope["path"] in API_OF_PATH:
             await self._relay(scope, receive, send)

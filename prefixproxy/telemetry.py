@@ -152,7 +152,7 @@ def _sight_of(exchange: Exchange) -> Sight:
         request_id=exchange.id,
         model=_asked_model(plan),
         family=plan.family,
-        lane=exchange.hints.lane or plan.conversation,
+        lane=exchange.hints.lane,
         parts=form.parts if form else (plan.body.raw,),
         labels=tuple(label for label, _, _ in form.segments) if form else ("prompt[0]",),
         n_head=sum(end <= form.head_bytes for _, _, end in form.segments) if form else 0,

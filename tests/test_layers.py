@@ -26,6 +26,7 @@ EDGES = {
     "demo*",
     "dispatch",
     "engine*",
+    "events",
     "exchange",
     "gate",
     "intake",
