@@ -24,6 +24,8 @@ MIN_SHARED = 0.5
 """Share of a head's characters that must be equal, for the rest to be called a change of the same head."""
 MIN_FIXED = 6
 """Letters that all values must have in common: a pattern of less would match too much."""
+MAX_COMPARED = 4096
+"""Characters of a line that are compared one by one; a longer line is another one, or the same."""
 MAX_SUGGESTIONS = 64
 MAX_VALUES = 64
 
@@ -162,6 +164,8 @@ def _sentence(old: str, new: str) -> tuple[str, str]:
 
 
 def _common(a: str, b: str) -> str:
+    if max(len(a), len(b)) > MAX_COMPARED:
+        return ""
     return "".join(x for x, _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
 
 

@@ -6,7 +6,7 @@ Reading depends on the head and the rules alone. Which of the spans are cut is d
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -16,11 +16,15 @@ from prefixproxy.volatile import Rule, RuleSet
 from prefixproxy.volatile_lines import LineFacts, LineReader
 from prefixproxy.volatile_spans import Found, TextReader
 
-MAX_LINES = 20_000
+MAX_LINES = 8_000
 """Lines of one text that are looked at; the middle of a longer one is taken as it is."""
 MAX_SPANS = 128
 """Spans of one head; a text with more of them is a log or a table, and nothing in it is volatile."""
 MEMO_BYTES = 8 << 20
+MAX_MEMO_LINE = 1 << 16
+MAX_KNOWN = 64
+MAX_KNOWN_CHARS = 8 << 20
+"""Heads whose reading is kept, and their characters: most requests are read twice, and many heads stay as they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +71,10 @@ class HeadView:
     def strips(self) -> bool:
         return any(t.stripped for t in self.texts)
 
+    @property
+    def n_chars(self) -> int:
+        return sum(len(t.part.text) for t in self.texts)
+
 
 class HeadReader:
     """Reads heads against one rule set. Remembers which lines say nothing, within MEMO_BYTES."""
@@ -77,9 +85,23 @@ class HeadReader:
         self._boring: set[str] = set()
         self._telling: dict[str, LineFacts] = {}
         self._memo_bytes = 0
+        self._known: OrderedDict[tuple[bytes, tuple[Message, ...]], HeadView] = OrderedDict()
+        self._known_chars = 0
 
-    def read(self, head: Sequence[Message], salt: bytes = b"") -> HeadView:
-        """What the rules see in these messages; `salt` keeps families of different models apart."""
+    def read(self, head: tuple[Message, ...], salt: bytes = b"") -> HeadView:
+        """What the rules see in these messages; `salt` keeps families of different models apart. A head that was read
+        lately costs a lookup."""
+        place = salt, head
+        view = self._known.get(place)
+        if view is None:
+            view = self._read(head, salt)
+            self._known[place] = view
+            self._known_chars += view.n_chars
+            while len(self._known) > MAX_KNOWN or self._known_chars > MAX_KNOWN_CHARS:
+                self._known_chars -= self._known.popitem(last=False)[1].n_chars
+        return view
+
+    def _read(self, head: Sequence[Message], salt: bytes) -> HeadView:
         texts = [self._stripped(i, part) for i, m in enumerate(head) for part in m.parts if isinstance(part, Text)]
         found: list[tuple[int, Found]] = []
         mentions: Counter[str] = Counter()
@@ -119,6 +141,8 @@ class HeadReader:
         return out
 
     def _remember(self, line: str, facts: LineFacts) -> None:
+        if len(line) > MAX_MEMO_LINE:
+            return
         self._memo_bytes += len(line) + 200
         if self._memo_bytes > MEMO_BYTES:
             self._boring, self._telling, self._memo_bytes = set(), {}, len(line) + 200

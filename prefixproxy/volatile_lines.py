@@ -16,7 +16,8 @@ from prefixproxy.volatile_patterns import MAX_PIECE
 MAX_STATEMENTS = 12
 """Statements on one line; a longer chain is a table or a log."""
 MAX_SENTENCES = 64
-"""Sentence starts of one line that are looked at, from each end."""
+BORDER = 8192
+"""Sentence starts of one line, and its characters, that are looked at from each end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,7 @@ class LineReader:
 
     def _near(self, line: str) -> list[Rule]:
         """The statement rules one of whose words is in the line."""
-        lowered = line.lower()
+        lowered = (line if len(line) <= 2 * BORDER else line[:BORDER] + "\n" + line[-BORDER:]).lower()
         words = {word for word in self._words if word in lowered}
         return [rule for rule in self._statements if not rule.needs or not words.isdisjoint(rule.needs)]
 
@@ -135,7 +136,9 @@ class LineReader:
         """Statements that are sentences of their own in a longer line."""
         if not rules:
             return
-        starts = [m.end() for m in _SENTENCE_START.finditer(line)]
+        starts = [m.end() for m in _SENTENCE_START.finditer(line, 0, BORDER)]
+        if len(line) > BORDER:
+            starts += [m.end() for m in _SENTENCE_START.finditer(line, max(BORDER, len(line) - BORDER))]
         if len(starts) > 2 * MAX_SENTENCES:
             starts = starts[:MAX_SENTENCES] + starts[-MAX_SENTENCES:]
         for start in starts:
