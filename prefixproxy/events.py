@@ -14,9 +14,8 @@ from starlette.types import Receive, Scope, Send
 
 from prefixproxy.errors import ProxyError
 from prefixproxy.gate import Gate
-from prefixproxy.intake import ClientGone, header
+from prefixproxy.intake import ClientGone, header, unless_gone
 from prefixproxy.journal import Journal, record_json
-from prefixproxy.relay import unless_gone
 from prefixproxy.reply import Reply
 
 KEEP_ALIVE_S = 15.0

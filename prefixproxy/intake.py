@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import zlib
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
+from typing import Any
 
 import zstandard
 from starlette.types import Receive, Scope
@@ -141,3 +143,24 @@ def _too_large(limit: int) -> BadRequest:
 def without(headers: Iterable[tuple[bytes, bytes]], names: frozenset[bytes]) -> list[tuple[bytes, bytes]]:
     """The headers less those called `names` (lower case)."""
     return [(name, value) for name, value in headers if name.lower() not in names]
+
+
+def target_of(scope: Scope) -> str:
+    """The raw path and query, as the client wrote them."""
+    query = scope["query_string"].decode("latin-1")
+    return str(scope["raw_path"].decode("latin-1").partition("?")[0]) + ("?" + query if query else "")
+
+
+async def unless_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> bool:
+    """Run `work` to its end, or until the client leaves: then it is cancelled, and the answer is False."""
+    async with asyncio.TaskGroup() as group:
+        job = group.create_task(work)
+        watch = group.create_task(_left(receive))
+        await asyncio.wait({job, watch}, return_when=asyncio.FIRST_COMPLETED)
+        (watch if job.done() else job).cancel()
+    return not job.cancelled()
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        continue

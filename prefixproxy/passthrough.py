@@ -14,10 +14,10 @@ from starlette.types import Receive, Scope, Send
 from prefixproxy.backends import Backend
 from prefixproxy.backends.http import end_to_end
 from prefixproxy.errors import ProxyError, UpstreamUnavailable
-from prefixproxy.intake import ClientGone, read_body, without
+from prefixproxy.intake import ClientGone, read_body, target_of, unless_gone, without
 from prefixproxy.lease import Lease
 from prefixproxy.prefix import chain_of
-from prefixproxy.relay import Parts, target_of, unless_gone
+from prefixproxy.relay import Parts
 from prefixproxy.reply import Reply
 from prefixproxy.schedule_types import Ticket
 from prefixproxy.types import Priority, TicketId

@@ -8,10 +8,9 @@ we asked for are taken out, and the last, which carry the counts.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +32,7 @@ from prefixproxy.exchange import (
     ticket_of,
 )
 from prefixproxy.gate import Gate
-from prefixproxy.intake import OUR_HEADERS, ClientGone, decode_body, header, read_body, without
+from prefixproxy.intake import OUR_HEADERS, ClientGone, decode_body, header, read_body, target_of, unless_gone, without
 from prefixproxy.lease import Lease
 from prefixproxy.plan import Planner
 from prefixproxy.prompt import Edit, Remove, SetKey
@@ -267,27 +266,6 @@ def tool_calls_of(message: dict[str, Any] | None) -> Iterator[tuple[str, str, st
         function = call.get("function") if isinstance(call, dict) else None
         if isinstance(function, dict) and isinstance(function.get("arguments"), str):
             yield str(call.get("id")), str(function.get("name")), function["arguments"]
-
-
-async def unless_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> bool:
-    """Run `work` to its end, or until the client leaves: then it is cancelled, and the answer is False."""
-    async with asyncio.TaskGroup() as group:
-        job = group.create_task(work)
-        watch = group.create_task(_left(receive))
-        await asyncio.wait({job, watch}, return_when=asyncio.FIRST_COMPLETED)
-        (watch if job.done() else job).cancel()
-    return not job.cancelled()
-
-
-async def _left(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        continue
-
-
-def target_of(scope: Scope) -> str:
-    """The raw path and query, as the client wrote them."""
-    query = scope["query_string"].decode("latin-1")
-    return str(scope["raw_path"].decode("latin-1").partition("?")[0]) + ("?" + query if query else "")
 
 
 def _outcome_of(failure: ProxyError) -> Outcome:
