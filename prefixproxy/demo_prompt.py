@@ -1,7 +1,7 @@
 """The prompts of the demo: one long briefing that all lanes share, behind a first line that no two lanes share.
 
-Pure: the same seed gives the same text. The briefing is about nothing that exists, but reads like the real thing:
-headings, rules with numbers in them, names that come back.
+No chance and no clock: the same nonce gives the same text. The briefing is about nothing that exists, but reads like
+the real thing: headings, rules with numbers in them, names that come back.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ BYTES_PER_TOKEN = 3.95
 """Of this text in SmolLM2's vocabulary, counted with /tokenize; other vocabularies differ by a tenth or so."""
 
 MAX_TOKENS = 16
+SEED = "harbour"
 
 _PLACES = (
     "the north quay",
@@ -127,12 +128,13 @@ class Lane:
         }
 
 
-def briefing(seed: str, n_tokens: int) -> str:
-    """About `n_tokens` of text; another `seed` is another briefing from its first line on."""
+def briefing(nonce: str, n_tokens: int) -> str:
+    """About `n_tokens` of text. With another `nonce` it differs in its first line, so that no prefix is shared, and
+    nowhere else, so that it costs the same."""
     wanted = n_tokens * BYTES_PER_TOKEN
     lines: list[str] = []
     size = 0.0
-    for line in _lines(seed):
+    for line in _lines(nonce):
         lines.append(line)
         size += len(line) + 1
         if size >= wanted:
@@ -140,9 +142,9 @@ def briefing(seed: str, n_tokens: int) -> str:
     return "\n".join(lines)
 
 
-def _lines(seed: str) -> Iterator[str]:
-    dice = random.Random(seed)
-    yield f"Briefing for terminal {seed}. You answer questions of the people who work there, in one or two sentences."
+def _lines(nonce: str) -> Iterator[str]:
+    dice = random.Random(SEED)
+    yield f"Briefing for terminal {nonce}. You answer questions of the people who work there, in one or two sentences."
     yield "Use only the rules below. Where they are silent, say so and name the rule that comes closest."
     section = 0
     while True:

@@ -16,7 +16,10 @@ from prefixproxy.demo_wave import LaneRun, Wave
 
 REFRESHES_PER_S = 4
 _HEAD = f"  {'lane':>4}  {'slot':>4}  {'cache_n':>7}  {'prompt_n':>8}  {'TTFT':>8}  {'wall':>8}"
-_NOTE = "slot, cache_n, prompt_n and tokens evaluated: as the server reported them; TTFT and wall: seen by the client."
+_NOTES = (
+    "Slot, cache_n, prompt_n and tokens evaluated are what the server reported;",
+    "TTFT and wall are what the client saw.",
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -57,7 +60,7 @@ def report_lines(report: Report) -> list[str]:
     if report.failure:
         lines += ["", f"The demo stopped: {report.failure}"]
     if report.total_s is not None:
-        lines += ["", f"{_NOTE} All of it took {report.total_s:.0f} s."]
+        lines += ["", _NOTES[0], f"{_NOTES[1]} All of it took {report.total_s:.0f} s."]
     return lines
 
 
@@ -147,18 +150,17 @@ def _lane_line(lane: LaneRun, wave: Wave, now: float) -> str:
 def _total_lines(report: Report, wave: Wave) -> list[str]:
     if wave.wall_s is None:
         return []
-    parts = [f"  wall {wave.wall_s:.2f} s"]
-    if (speedup := report.speedup(wave)) is not None:
-        parts[0] += f", {speedup:.1f} times shorter than straight"
+    speedup = report.speedup(wave)
+    lines = [f"  wall {wave.wall_s:.2f} s" + (f", {speedup:.1f} times shorter than straight" if speedup else "")]
     if wave.evaluated_tokens is not None:
         tokens = f"{wave.evaluated_tokens:,} tokens evaluated"
         if beside := wave.beside_lanes_tokens:
-            tokens += f" ({beside:,} of them to warm the root)"
-        parts.append(tokens)
+            tokens += f", {beside:,} of them to warm the root"
+        lines.append(f"  {tokens}")
     if report.root_tokens is not None and (roots := wave.roots_evaluated(report.root_tokens)) is not None:
-        parts.append(f"root evaluated {_times(roots)}")
-        parts.append(f"found by {wave.lanes_that_reused(report.root_tokens)} of {len(wave.lanes)} lanes")
-    return ["; ".join(parts)]
+        found = f"{wave.lanes_that_reused(report.root_tokens)} of {len(wave.lanes)} lanes"
+        lines.append(f"  root evaluated {_times(roots)}, found by {found}")
+    return lines
 
 
 def _wave_json(report: Report, wave: Wave) -> dict[str, Any]:
@@ -189,7 +191,7 @@ def _wave_json(report: Report, wave: Wave) -> dict[str, Any]:
 
 
 def _times(count: int) -> str:
-    return {0: "not once", 1: "once", 2: "twice"}.get(count, f"{count} times")
+    return "once" if count == 1 else f"{count} times"
 
 
 def _count(value: int | None) -> str:

@@ -23,6 +23,9 @@ from prefixproxy.usage import usage_from
 
 PATH = "/v1/chat/completions"
 LANE_TIMEOUT_S = 900.0
+PAID_SHARE = 0.9
+"""A lane that evaluated this share of the root has paid for it: a few tokens in front of it (the template's) may have
+been found, and two briefings differ by a few."""
 CALL_TIMEOUT_S = 30.0
 _HEADERS = [(b"content-type", b"application/json")]
 _EVALUATED = re.compile(rb"^llamacpp:prompt_tokens_total (\d+)", re.MULTILINE)
@@ -79,8 +82,8 @@ class Wave:
         beside = self.beside_lanes_tokens
         if beside is None or root_tokens <= 0:
             return None
-        paid = sum((lane.usage.evaluated_tokens or 0) >= root_tokens for lane in self.lanes)
-        return paid + beside // root_tokens
+        paid = sum((lane.usage.evaluated_tokens or 0) >= PAID_SHARE * root_tokens for lane in self.lanes)
+        return paid + round(beside / root_tokens)
 
     def lanes_that_reused(self, root_tokens: int) -> int:
         """Lanes that found the root in their slot; its last token may be evaluated again."""

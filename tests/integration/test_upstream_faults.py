@@ -9,8 +9,11 @@ from typing import Any
 import httpx
 import orjson
 import pytest
+from running_engine import RunningEngine
 from running_proxy import proxied_stub, running_proxy, until_ready
 from stub_upstream import Exchange, StubUpstream, event
+
+from prefixproxy.backends.http import HttpUpstream
 
 pytestmark = pytest.mark.anyio
 
@@ -147,3 +150,15 @@ async def test_a_stream_is_what_the_upstream_wrote_less_the_progress_nobody_aske
         asked = stub.generating()[0]
     assert asked.json()["return_progress"] is True
     assert got == b"".join(e for e in stub.chat_events(asked) if b"prompt_progress" not in e)
+
+
+@pytest.mark.engine
+async def test_a_request_right_behind_a_stream_does_not_meet_its_closing_connection(engine: RunningEngine) -> None:
+    """llama-server closes the connection behind each stream without announcing it."""
+    upstream = HttpUpstream("engine", engine.url)
+    for number in range(10):
+        body = orjson.dumps({**chat(), "seed": number, "max_tokens": 2})
+        response = await upstream.open("POST", CHAT, [(b"content-type", b"application/json")], body)
+        assert (await response.read()).endswith(b"[DONE]\n\n")
+        await response.close()
+    await upstream.close()

@@ -41,9 +41,10 @@ def report(*waves: Wave) -> Report:
     return Report("small.gguf", 4, 4096, list(waves), root_tokens=ROOT, total_s=60.0)
 
 
-def test_a_briefing_is_the_same_for_the_same_seed_and_new_from_its_first_line_for_another() -> None:
-    assert briefing("ab12", 800) == briefing("ab12", 800)
-    assert briefing("ab12", 800).splitlines()[0] != briefing("cd34", 800).splitlines()[0]
+def test_two_briefings_differ_in_their_first_line_and_cost_the_same() -> None:
+    one, other = (briefing(nonce, 800).splitlines() for nonce in ("ab12cd", "34ef56"))
+    assert one[0] != other[0]
+    assert one[1:] == other[1:]
 
 
 @pytest.mark.parametrize("n_tokens", [800, 2700])
@@ -73,6 +74,10 @@ def test_a_root_that_a_warm_up_paid_is_counted_though_no_lane_reports_it() -> No
     assert cold().lanes_that_reused(ROOT) == 5
 
 
+def test_a_lane_that_found_only_what_stands_before_the_root_has_paid_for_it() -> None:
+    assert wave("w", [lane(1, 24, ROOT - 30), lane(2, ROOT // 2, ROOT // 2)], evaluated=1470).roots_evaluated(ROOT) == 1
+
+
 def test_a_root_found_but_for_its_last_token_counts_as_found() -> None:
     assert wave("w", [lane(1, ROOT - 1, 1), lane(2, ROOT - 2, 2)]).lanes_that_reused(ROOT) == 1
 
@@ -89,9 +94,10 @@ def test_the_report_shows_the_servers_numbers_and_the_ratio() -> None:
     text = "\n".join(report_lines(report(straight(), cold())))
     assert "small.gguf, 4 slots of 4096 tokens, 5 lanes at once." in text
     assert "share a root of 1000 tokens" in text
-    assert "wall 40.00 s; 5,250 tokens evaluated; root evaluated 5 times; found by 0 of 5 lanes" in text
-    assert "wall 10.00 s, 4.0 times shorter than straight; 1,300 tokens evaluated" in text
-    assert "(1,000 of them to warm the root); root evaluated once; found by 5 of 5 lanes" in text
+    assert "  wall 40.00 s\n  5,250 tokens evaluated\n  root evaluated 5 times, found by 0 of 5 lanes\n" in text
+    assert "  wall 10.00 s, 4.0 times shorter than straight\n" in text
+    assert "  1,300 tokens evaluated, 1,000 of them to warm the root\n" in text
+    assert "  root evaluated once, found by 5 of 5 lanes\n" in text
     assert "All of it took 60 s." in text
 
 
