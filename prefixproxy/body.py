@@ -53,10 +53,7 @@ class Body:
     @classmethod
     def parse(cls, raw: bytes) -> Body:
         """Raises BadRequest `invalid_json` with one line that says where, also for a top level that is no object."""
-        try:
-            data = orjson.loads(raw)
-        except orjson.JSONDecodeError:
-            data = _parse_leniently(raw)
+        data = parse_json(raw)
         if not isinstance(data, dict):
             raise BadRequest("The body is not a JSON object", code="invalid_json")
         return cls(raw, data)
@@ -87,6 +84,14 @@ def edited(data: dict[str, Any], edits: Sequence[Edit]) -> dict[str, Any]:
     out = _edited_value(data, _tree(edits)) if edits else data
     assert isinstance(out, dict)
     return out
+
+
+def parse_json(raw: bytes) -> Any:
+    """Any JSON value, read as a body is. Raises BadRequest `invalid_json` with one line that says where."""
+    try:
+        return orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        return _parse_leniently(raw)
 
 
 def json_bytes(value: Any) -> bytes:

@@ -32,6 +32,7 @@ EDGES = {
     "intake",
     "keeping",
     "lease",
+    "lint",
     "metrics",
     "passthrough",
     "relay",
