@@ -11,6 +11,9 @@ element         `<name ...>` to `</name>`; `pattern` is the name, `inside` a lin
 section         an opening line, and the lines below it as long as they match `body` (or up to one that matches `until`)
 fence           a heading, and the code fence that follows it; `inside` is a line the fence must hold
 
+`needs` are words of which a line must hold one, `mention` is searched anywhere in a line: text that speaks of the same
+topic in another way, in an example or an instruction.
+
 `evidence`: "signature" acts at first sight; "labelled" on the first or last line of the head at first sight, elsewhere
 once seen to change; "observed" only once seen to change. `[[companion]]` tables name statements that may share a line
 with others and go along with them. The sources of the built-in rules are the public reports that each `why` names.
@@ -71,6 +74,7 @@ class Rule:
     identity: Identity
     pattern: re.Pattern[str]
     needs: tuple[str, ...] = ()
+    mention: re.Pattern[str] | None = None
     value: re.Pattern[str] | None = None
     inside: re.Pattern[str] | None = None
     lead: re.Pattern[str] | None = None
@@ -168,7 +172,7 @@ def _read_file(name: str, text: str, fragments: Mapping[str, str], *, checked: b
     return out
 
 
-_OPTIONAL_PATTERNS = ("value", "inside", "lead", "body", "until", "names_lane")
+_OPTIONAL_PATTERNS = ("mention", "value", "inside", "lead", "body", "until", "names_lane")
 _FIELDS = frozenset(
     {"name", "framework", "where", "pattern", "treatment", "evidence", "why", "example", "topic", "varies", "identity"}
     | {"needs", *_OPTIONAL_PATTERNS}
@@ -181,6 +185,7 @@ _FITS: dict[str, frozenset[str]] = {
     "body": frozenset({"section"}),
     "until": frozenset({"section"}),
     "names_lane": BLOCKS,
+    "mention": STATEMENTS,
     "identity": STATEMENTS,
 }
 

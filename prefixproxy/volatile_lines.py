@@ -151,11 +151,10 @@ class LineReader:
                 yield Piece(piece.rule, start, end, piece.label, piece.value)
 
     def _mentioned(self, line: str, rules: Sequence[Rule]) -> frozenset[str]:
-        """Topics that occur anywhere in the line, also inside a quotation, of rules that could act at first sight."""
+        """Topics that the line speaks of in another way, as in an instruction or a quotation."""
         if len(line) > MAX_PIECE:
             return frozenset()
-        near = [r for r in rules if r.where == "statement" and r.needs and r.evidence == "labelled"]
-        return frozenset(r.topic for r in near if r.pattern.search(line))
+        return frozenset(r.topic for r in rules if r.mention and r.mention.search(line))
 
     def _opens(self, line: str) -> Iterator[Rule]:
         bare = line.strip()
