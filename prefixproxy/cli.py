@@ -45,13 +45,19 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object 
 LogLevelOption = Annotated[str, typer.Option("--log-level", help="debug, info, warning or error.")]
 
 
-@app.callback()
-def prefixproxy(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.", is_eager=True)] = False,
-) -> None:
-    if version:
+def _print_version(asked: bool) -> None:
+    if asked:
         typer.echo(f"prefixproxy {__version__}")
         raise typer.Exit
+
+
+@app.callback()
+def prefixproxy(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and leave.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """What every command shares."""
 
 
 @app.command()

@@ -73,7 +73,8 @@ class Dispatcher:
         self._watch = watch
         self._clock = clock
         self._loading_wait_s = loading_wait_s
-        listener = Listener(up=self._upstream_up, lost=self._upstream_lost, read=self._slots_read)
+        self._news = asyncio.Event()
+        listener = Listener(self._upstream_up, self._upstream_lost, self._tell_news, self._slots_read)
         self.keepers = {
             backend.name: Upkeep(UpstreamState(backend), listener, clock, slots=slots, snapshots=snapshots)
             for backend, slots, snapshots in backends
@@ -208,16 +209,20 @@ class Dispatcher:
 
     async def _until_some_upstream(self, deadline: float) -> None:
         """Waits for an upstream that is loading, within a bound; one that is down is no reason to wait."""
-        if self._some_up.is_set():
-            return
-        if not any(keeper.state.health is Health.LOADING for keeper in self.keepers.values()):
-            raise self._unavailable()
         patience_s = min(self._loading_wait_s, deadline - self._clock())
         try:
             async with asyncio.timeout(patience_s):
-                await self._some_up.wait()
+                while not self._some_up.is_set():
+                    if not any(keeper.state.health is Health.LOADING for keeper in self.keepers.values()):
+                        raise self._unavailable()
+                    await self._news.wait()
         except TimeoutError:
             raise self._unavailable() from None
+
+    def _tell_news(self) -> None:
+        """Wakes whoever waits for an upstream, to look again."""
+        self._news.set()
+        self._news = asyncio.Event()
 
     def _unavailable(self) -> UpstreamUnavailable:
         told = [f"{name}: {keeper.state.failure}" for name, keeper in self.keepers.items() if keeper.state.failure]
@@ -345,6 +350,7 @@ class Dispatcher:
 
     def _upstream_up(self, facts: UpstreamFacts) -> None:
         self._some_up.set()
+        self._tell_news()
         self._apply(self._scheduler.upstream_up(facts, self._clock()))
 
     def _upstream_lost(self, name: str) -> None:

@@ -173,6 +173,9 @@ class Engine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stopping.set()
+        if not isinstance(error, asyncio.CancelledError):
+            # What the block raised leaves it as it is: the task group would wrap it, and a UsageError must stay one.
+            kind = error = trace = None
         try:
             await self._tasks.__aexit__(kind, error, trace)
         finally:

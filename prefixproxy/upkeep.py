@@ -60,6 +60,7 @@ class Listener:
 
     up: Callable[[UpstreamFacts], None]
     lost: Callable[[str], None]
+    not_coming: Callable[[], None]
     read: Callable[[str, Mapping[int, SlotReading]], None]
 
 
@@ -153,6 +154,7 @@ class Upkeep:
             self.state.health = Health.LOADING
         else:
             self.state.health = Health.STARTING if self.state.facts is None else Health.LOST
+            self._listener.not_coming()
 
     async def _look(self) -> None:
         """One round at a live upstream."""

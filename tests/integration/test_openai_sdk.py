@@ -49,7 +49,7 @@ def sdk(url: str) -> Iterator[openai.OpenAI]:
 @pytest.fixture(scope="module")
 def thinker(tiny_model: Path) -> Iterator[RunningEngine]:
     """An engine whose template knows tools."""
-    extra = {"cpuparams.n_threads": 1, "chat_template": TOOLS_AND_REASONING}
+    extra: dict[str, int | str] = {"cpuparams.n_threads": 1, "chat_template": TOOLS_AND_REASONING}
     with running_engine(EngineSettings(tiny_model, parallel=2, ctx=2 * 2048, extra=extra)) as one:
         yield one
 

@@ -1,0 +1,259 @@
+"""The command as a user types it: what it does, and one clear line with the right exit code when it cannot."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+COMMAND = [sys.executable, "-m", "prefixproxy"]
+ENVIRONMENT = {**os.environ, "PREFIXPROXY_STATE__PATH": ":memory:"}
+CHAT = {"messages": [{"role": "user", "content": "Name a colour."}], "max_tokens": 4, "temperature": 0}
+PATIENCE_S = 120
+
+
+def run(*arguments: object, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The command to its end, away from any settings file of this checkout."""
+    here = Path(__file__).parents[2]
+    env = {**ENVIRONMENT, "PYTHONPATH": str(here), **environment}
+    command = [*COMMAND, *map(str, arguments)]
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+
+
+@dataclass
+class Served:
+    """A running `prefixproxy serve`."""
+
+    process: subprocess.Popen[str]
+    lines: list[str] = field(default_factory=list)
+    listening: threading.Event = field(default_factory=threading.Event)
+    url: str = ""
+
+    def read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.lines.append(line)
+            if found := re.search(r"listens on (http://\S+)", line):
+                self.url = found[1]
+                self.listening.set()
+        self.listening.set()
+
+
+@contextmanager
+def serve(*arguments: object, cwd: Path) -> Iterator[Served]:
+    here = Path(__file__).parents[2]
+    command = [*COMMAND, "serve", "--port", "0", *map(str, arguments)]
+    env = {**ENVIRONMENT, "PYTHONPATH": str(here)}
+    with subprocess.Popen(command, cwd=cwd, env=env, stderr=subprocess.PIPE, text=True) as process:
+        served = Served(process)
+        reader = threading.Thread(target=served.read)
+        reader.start()
+        try:
+            assert served.listening.wait(PATIENCE_S)
+            assert served.url, "".join(served.lines)
+            yield served
+        finally:
+            process.terminate()
+            process.wait(PATIENCE_S)
+            reader.join()
+
+
+def until_ready(client: httpx.Client) -> None:
+    """Until the model is loaded; the proxy answers /readyz with 503 before."""
+    status = 503
+    while status == 503:
+        status = client.get("/readyz").status_code
+    assert status == 200
+
+
+def one_line(result: subprocess.CompletedProcess[str], code: int, *parts: str) -> None:
+    """The command ended with this code and one line beside its log that says all of this; never a traceback."""
+    assert result.returncode == code, result.stderr
+    assert result.stdout == ""
+    [line] = [line for line in result.stderr.splitlines() if " INFO " not in line]
+    assert line.startswith("prefixproxy: ")
+    for part in parts:
+        assert part in line
+
+
+@pytest.mark.engine
+def test_serve_answers_and_ends_in_good_order_when_told_to(tiny_model: Path, tmp_path: Path) -> None:
+    with (
+        serve("--model", tiny_model, "--parallel", 2, "--ctx", 512, cwd=tmp_path) as served,
+        httpx.Client(base_url=served.url, timeout=60) as client,
+    ):
+        assert client.get("/healthz").status_code == 200
+        until_ready(client)
+        answer = client.post("/v1/chat/completions", json=CHAT)
+        assert answer.status_code == 200
+        assert answer.json()["usage"]["completion_tokens"] == 4
+        [upstream] = client.get("/prefixproxy/status").json()["upstreams"]
+        assert (upstream["up"], upstream["n_ctx_slot"], len(upstream["slots"])) == (True, 512, 2)
+        served.process.send_signal(signal.SIGTERM)
+        assert served.process.wait(PATIENCE_S) == 0
+    assert not any("Traceback" in line for line in served.lines)
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{upstream['url']}/health")
+
+
+@pytest.mark.engine
+def test_a_request_that_comes_while_the_model_loads_waits_for_it(tiny_model: Path, tmp_path: Path) -> None:
+    with serve("--model", tiny_model, cwd=tmp_path) as served, httpx.Client(base_url=served.url, timeout=60) as client:
+        assert client.post("/v1/chat/completions", json=CHAT).status_code == 200
+
+
+def test_a_stream_that_runs_is_ended_before_the_process_ends(tmp_path: Path) -> None:
+    """SIGTERM lets a running answer finish."""
+    stub_file = Path(__file__).parents[1] / "stub_upstream.py"
+    with subprocess.Popen([sys.executable, str(stub_file)], stdout=subprocess.PIPE, text=True) as stub:
+        assert stub.stdout is not None
+        try:
+            upstream = stub.stdout.readline().strip()
+            with (
+                serve("--upstream", upstream, cwd=tmp_path) as served,
+                httpx.Client(base_url=served.url, timeout=60) as client,
+            ):
+                until_ready(client)
+                body = {**CHAT, "stream": True, "max_tokens": 2000}
+                with client.stream("POST", "/v1/chat/completions", json=body) as answer:
+                    chunks = answer.iter_raw()
+                    got = next(chunks)
+                    served.process.send_signal(signal.SIGTERM)
+                    got += b"".join(chunks)
+                assert served.process.wait(PATIENCE_S) == 0
+        finally:
+            stub.terminate()
+    assert got.count(b'"Fine."') == 2000
+    assert got.endswith(b"data: [DONE]\n\n")
+
+
+def test_an_upstream_that_is_not_there_does_not_keep_the_proxy_from_starting(tmp_path: Path) -> None:
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        nobody = f"http://127.0.0.1:{reserved.getsockname()[1]}"
+        with serve("--upstream", nobody, cwd=tmp_path) as served, httpx.Client(base_url=served.url) as client:
+            assert client.get("/readyz").status_code == 503
+            answer = client.post("/v1/chat/completions", json=CHAT)
+            assert answer.status_code == 503
+            assert answer.json()["error"]["code"] == "upstream_unavailable"
+            assert int(answer.headers["retry-after"]) >= 1
+    assert not any("Traceback" in line for line in served.lines)
+
+
+def test_a_port_that_is_taken(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        result = run("serve", "--upstream", "http://127.0.0.1:9", "--port", port, cwd=tmp_path)
+    one_line(result, 2, f"cannot listen on 127.0.0.1:{port}", "server.port")
+
+
+@pytest.mark.parametrize("command", ["serve", "demo"])
+def test_a_model_that_is_no_gguf(command: str, tmp_path: Path) -> None:
+    model = tmp_path / "model.gguf"
+    model.write_bytes(b"PK\x03\x04 a zip file")
+    one_line(run(command, "--model", model, cwd=tmp_path), 2, "model.gguf is no GGUF model")
+    one_line(run(command, "--model", tmp_path / "absent.gguf", cwd=tmp_path), 2, "absent.gguf: No such file")
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("command", ["serve", "demo"])
+def test_a_gguf_that_the_engine_cannot_load(command: str, tmp_path: Path) -> None:
+    model = tmp_path / "broken.gguf"
+    model.write_bytes(b"GGUF\x03\x00\x00\x00" + bytes(64))
+    if command == "demo":
+        result = run("demo", "--model", model, cwd=tmp_path)
+        assert result.returncode == 1
+        assert "The demo stopped: the engine failed" in result.stdout
+        assert "Traceback" not in result.stderr
+        return
+    with serve("--model", model, cwd=tmp_path) as served, httpx.Client(base_url=served.url, timeout=60) as client:
+        answer = client.post("/v1/chat/completions", json=CHAT)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "upstream_unavailable")
+        assert client.get("/readyz").status_code == 503
+    assert any("the engine failed" in line for line in served.lines)
+    assert not any("Traceback" in line for line in served.lines)
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("[server]\nprot = 8100\n", ["server.prot", "port"]),
+        ("[server]\nport = 'high'\n", ["server.port"]),
+        ("[serverr]\nport = 1\n", ["serverr"]),
+        ("[server\n", ["not valid TOML"]),
+        ("[stabilise]\nrules = ['absent.toml']\n", ["stabilise.rules", "absent.toml"]),
+        ("[[upstreams]]\nname = 'a'\nurl = 'ftp://x'\n", ["url", "ftp://x"]),
+    ],
+)
+def test_a_settings_file_that_is_wrong(text: str, parts: list[str], tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(text)
+    one_line(run("serve", "--config", file, cwd=tmp_path), 2, *parts)
+
+
+def test_an_unknown_variable_in_the_environment(tmp_path: Path) -> None:
+    one_line(run("serve", cwd=tmp_path, PREFIXPROXY_SERVER__PROT="1"), 2, "server.prot", "server.port", "environment")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["serve", "--upstream", "http://x", "--model", "y"], "exclude each other"),
+        (["serve", "--upstream", "not a url"], "url"),
+        (["serve", "--log-level", "loud"], "--log-level"),
+        (["demo", "--lanes", "0"], "--lanes"),
+    ],
+)
+def test_options_that_are_wrong(arguments: list[str], part: str, tmp_path: Path) -> None:
+    one_line(run(*arguments, cwd=tmp_path), 2, part)
+
+
+def test_an_unknown_option_and_an_unknown_command(tmp_path: Path) -> None:
+    for arguments in (["serve", "--no-such-option"], ["no-such-command"]):
+        result = run(*arguments, cwd=tmp_path)
+        assert result.returncode == 2
+        assert "Traceback" not in result.stderr
+
+
+def test_version(tmp_path: Path) -> None:
+    result = run("--version", cwd=tmp_path)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert re.fullmatch(r"prefixproxy \d+\.\d+.*\n", result.stdout)
+
+
+@pytest.mark.engine
+def test_the_demo_tells_in_json_what_the_servers_reported(tiny_model: Path, tmp_path: Path) -> None:
+    result = run("demo", "--quick", "--json", "--model", tiny_model, "--lanes", 3, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "Traceback" not in result.stderr
+    report: dict[str, Any] = orjson.loads(result.stdout)
+    assert report["ok"] is True
+    assert [wave["name"] for wave in report["waves"]] == ["straight", "cold", "known"]
+    root = report["root_tokens"]
+    assert 750 < root < 1000
+    for wave in report["waves"]:
+        assert len(wave["lanes"]) == 3
+        assert all(lane["slot"] in range(4) and lane["state"] == "done" for lane in wave["lanes"])
+        told = sum(lane["prompt_n"] for lane in wave["lanes"])
+        assert wave["evaluated_tokens"] == told + wave["evaluated_beside_lanes_tokens"]
+    straight, _cold, known = report["waves"]
+    assert (straight["roots_evaluated"], straight["lanes_that_reused"]) == (3, 0)
+    assert known["lanes_that_reused"] >= 1
+    assert "through prefixproxy, cold" in result.stderr
