@@ -329,7 +329,7 @@ class Scheduler:
         foreign = slots.unpinned_because(now)
         pinned = ticket.pinnable and not foreign
         if slots.observed and not pinned:
-            if not slots.pins_confirmed():
+            if not slots.pins_confirmed(now):
                 slots.confirm = True
                 place.closed[slots.name] = waiting.hold = HoldReason.UNCONFIRMED_PINS
                 return []

@@ -24,11 +24,15 @@ def look(
     running: Mapping[TicketId, Running],
     policy: Policy,
 ) -> None:
-    """Resolve draining slots, correct what idle ones were believed to hold, find strangers."""
+    """Resolve draining slots, correct what idle ones were believed to hold, find strangers. Answers that overtook each
+    other count only in the order in which they were asked for."""
     slots, strangers = server.slots, []
+    if asked < slots.looked_at:
+        return
+    slots.looked_at = asked
     for slot in slots.slots:
         row = seen.get(slot.id.slot)
-        if row is None or asked < slot.since:
+        if row is None or asked <= slot.since:
             continue
         match slot.state, row.busy:
             case ((SlotState.LEASED | SlotState.RESERVED | SlotState.DRAINING), True):
@@ -43,7 +47,7 @@ def look(
                 slots.check(slot, row.n_tokens)
     for slot in _unexplained(server, strangers, asked, now, running):
         slots.foreign(slot, now, policy.foreign_quiet_s)
-    if slots.pins_confirmed():
+    if slots.pins_confirmed(now):
         slots.confirm = False
 
 
@@ -52,7 +56,7 @@ def _unexplained(
 ) -> Sequence[Slot]:
     """The strangers that are not simply the slots an unpinned request of ours just took."""
     settling = server.slots.settling
-    if settling is None or asked < settling.since:
+    if settling is None or asked <= settling.since:
         return strangers
     ours = running[settling.ticket]
     if len(strangers) == settling.need > 1:
@@ -60,7 +64,7 @@ def _unexplained(
         return ()
     settling.seen_busy.update(slot.id for slot in strangers)
     others = sum(1 for _ in server.slots.in_state(SlotState.FOREIGN, SlotState.DRAINING))
-    if ours.started_at is None or asked < ours.started_at or len(strangers) + others < settling.need:
+    if ours.started_at is None or asked <= ours.started_at or len(strangers) + others < settling.need:
         return strangers if len(strangers) > settling.need else ()
     if len(strangers) == settling.need and not others:
         ours.settle_in(strangers, now)

@@ -70,11 +70,9 @@ class Placement:
         if home is not None:
             return self._at_client_slot(ticket, *home)
         open_servers = [server for server in serving if self._closed(server) is None]
-        if not open_servers:
-            return Hold(self._closed(serving[0]) or HoldReason.NO_SLOT)
         places = [place for server in open_servers for place in self._places(waiting, server)]
         if not places:
-            return self._without_slot(waiting, open_servers)
+            return self._without_slot(ticket, serving)
         best = min(places, key=lambda place: (round(place.cost_s, 3), place.slot.turn))
         if waiting.plain is None:
             held = self._held(waiting, open_servers, best) or self._root_first(waiting, best)
@@ -83,7 +81,9 @@ class Placement:
         return self._unless_needed(waiting, best, places)
 
     def _closed(self, server: Server) -> HoldReason | None:
-        return HoldReason.SETTLING if server.slots.settling else self.closed.get(server.slots.name)
+        if server.slots.choosing(self.now):
+            return HoldReason.SETTLING
+        return self.closed.get(server.slots.name)
 
     def _worth(self, server: Server, tokens: float) -> bool:
         """Whether so many tokens cost more than a warm-up is worth."""
@@ -99,10 +99,10 @@ class Placement:
             slots = server.slots
             need = ticket.n_seqs if ticket.n_seqs <= len(slots.slots) else 1
             if self._closed(server) is None and sum(slot.idle and not slot.promised for slot in slots.slots) >= need:
-                if not slots.observed or slots.pins_confirmed():
+                if not slots.observed or slots.pins_confirmed(self.now):
                     return Spread(server, need)
                 return Hold(HoldReason.UNCONFIRMED_PINS)
-        return Hold(self._closed(serving[0]) or HoldReason.NO_SLOT)
+        return self._without_slot(ticket, serving)
 
     def _client_slot(self, ticket: Ticket, serving: Sequence[Server]) -> tuple[Server, Slot] | None:
         if ticket.wanted_slot is None or ticket.wanted_slot < 0 or not ticket.pinnable:
@@ -192,20 +192,30 @@ class Placement:
                     best = root, cached
         return best
 
-    def _without_slot(self, waiting: Waiting, servers: Sequence[Server]) -> Hold:
-        for server in servers:
-            for slot in server.slots.in_state(SlotState.RESERVED):
-                if slot.promised == waiting.ticket.id:
-                    return Hold(HoldReason.RESTORING, slot.until)
+    def _without_slot(self, ticket: Ticket, serving: Sequence[Server]) -> Hold:
+        """3. Why nothing is free for it."""
+        for server in serving:
+            until = self._restoring(ticket, server)
+            if until is not None:
+                return Hold(HoldReason.RESTORING, until)
+        for server in serving:
+            closed = self._closed(server)
+            if closed is not None and any(self.usable(ticket, server)):
+                return Hold(closed)
         return Hold(HoldReason.NO_SLOT)
+
+    def _restoring(self, ticket: Ticket, server: Server) -> float | None:
+        """Until when a slot is being prepared for it, if one is."""
+        reserved = server.slots.in_state(SlotState.RESERVED)
+        return next((slot.until for slot in reserved if slot.promised == ticket.id), None)
 
     # 4. and 5. what others evaluate already
 
     def _held(self, waiting: Waiting, servers: Sequence[Server], best: Place) -> Hold | None:
         for server in servers:
-            for slot in server.slots.in_state(SlotState.RESERVED):
-                if slot.promised == waiting.ticket.id:
-                    return Hold(HoldReason.RESTORING, slot.until)
+            until = self._restoring(waiting.ticket, server)
+            if until is not None:
+                return Hold(HoldReason.RESTORING, until)
             hold = self._under_way(waiting.ticket, server, best.cached)
             if hold is not None:
                 return hold
@@ -245,7 +255,7 @@ class Placement:
                 wait_s = server.slots.remaining_s(slot, rate, self.now)
                 if not can_fork:
                     # it cannot be copied: those ahead who wait for the same slot go first
-                    wait_s += self.bound_for.get(slot.id, 0) * server.slots.remaining_s(slot, rate, slot.since)
+                    wait_s += self.bound_for.get(slot.id, 0) * server.slots.answer_s
                 cost_s = wait_s + (waiting.ticket.n_tokens - reused) / rate
                 if cheapest is None or cost_s < cheapest[0]:
                     cheapest = cost_s, slot, wait_s
@@ -312,7 +322,7 @@ class Placement:
             if together and sum(1 for _ in self.usable(ticket, server)) > 1:
                 chain = ticket.chain.head(min(together))
                 known = server.roots.find(chain)
-                if known is None or self.now >= known.retry_at:
+                if known is None or (self.now >= known.retry_at and not known.running):
                     return SaveFirst(server, slot, chain, ticket)
         return None
 

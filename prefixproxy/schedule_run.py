@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from prefixproxy import schedule_work as work
 from prefixproxy.schedule_plan import Server, shared
 from prefixproxy.schedule_roots import DELIVERED_SHARE, Root
-from prefixproxy.schedule_slots import MIN_RATE_TOKENS, NOTHING, Held, Settling, Slot, mixed
+from prefixproxy.schedule_slots import MIN_RATE_TOKENS, NOTHING, UNSTARTED_SETTLE_S, Held, Settling, Slot, mixed
 from prefixproxy.schedule_types import Effect, Finish, Ticket
 from prefixproxy.types import SlotState
 
@@ -64,11 +64,11 @@ class Running:
     def seen_in(self, slot: Slot, asked: float, now: float) -> None:
         """A look asked for at `asked` found it in `slot`. A draining slot may still be busy with what drains, so it is
         believed only once the request is known to have started before the look."""
-        if self.settling is None or self.need > 1 or asked < self.granted_at:
+        if self.settling is None or self.need > 1 or asked <= self.granted_at:
             return
-        if slot.idle and asked < slot.since:
+        if slot.idle and asked <= slot.since:
             return
-        started = self.started_at is not None and asked >= self.started_at
+        started = self.started_at is not None and asked > self.started_at
         if slot.idle or (started and slot.state in (SlotState.DRAINING, SlotState.FOREIGN)):
             self.settle_in([slot], now)
 
@@ -91,7 +91,7 @@ def lease(server: Server, ticket: Ticket, slots: Sequence[Slot], pinned: bool, n
         expected=expected,
         truncated=blocks < len(first.held.chain.hashes),
         root=None if first.source is None else server.roots.roots.get(first.source),
-        warmed=first.promised == ticket.id and first.source is None,
+        warmed=first.promised == ticket.id and first.warmed,
         pinned=pinned,
     )
     for slot in slots:
@@ -101,11 +101,8 @@ def lease(server: Server, ticket: Ticket, slots: Sequence[Slot], pinned: bool, n
 
 def settle(server: Server, ticket: Ticket, need: int, now: float, likely: Slot | None = None) -> Running:
     """Let the server choose `need` of its idle slots; one answer goes where most of its prompt is (`likely`)."""
-    suspects = tuple(slot for slot in server.slots.slots if slot.idle)
-    server.slots.settling = Settling(ticket.id, need, now, suspects)
+    server.slots.settling = Settling(ticket.id, need, now)
     server.slots.poll_soon = True
-    for slot in suspects:
-        slot.promised = None if slot.promised == ticket.id else slot.promised
     expected, blocks = shared(ticket, likely.held) if likely is not None else (0, 0)
     truncated = likely is not None and blocks < len(likely.held.chain.hashes)
     return Running(ticket, server, now, need=need, expected=expected, truncated=truncated)
@@ -130,13 +127,14 @@ def end(running: Running, finish: Finish, now: float) -> None:
     if settling is None:
         return
     slots.settling, slots.poll_soon = None, True
-    for slot in settling.suspects:
-        if slot.idle:
-            slot.doubt = held if finish.ok and running.need == 1 else NOTHING
-            slot.promised = None
-            if slot.id in settling.seen_busy or not finish.confirmed_idle:
-                slot.started = running.started_at is not None
-                slots.drain(slot, now)
+    if running.started_at is None and not finish.confirmed_idle:
+        slots.haunted_until = now + UNSTARTED_SETTLE_S
+    for slot in list(slots.in_state(SlotState.IDLE)):
+        slot.doubt = held if finish.ok and running.need == 1 else NOTHING
+        slot.promised = None
+        if slot.id in settling.seen_busy or not finish.confirmed_idle:
+            slot.started = running.started_at is not None
+            slots.drain(slot, now)
 
 
 def _common(slot: Slot) -> int:

@@ -123,7 +123,7 @@ class Slot:
     """One row. `since`: when `state` last changed. `before`: what it held before the request that runs.
     `doubt`: what it holds if it is the slot an unpinned request took unseen. `uncached`: tokens its request was
     expected to evaluate. `promised`: the ticket it was restored or warmed for. `source`: the root that was restored
-    into it and not used since. `until`: when the warm-up, save or
+    into it, `warmed`: one was warmed in it, and nothing ran since. `until`: when the warm-up, save or
     restore in it counts as failed."""
 
     id: SlotId
@@ -142,6 +142,7 @@ class Slot:
     uncached: int = 0
     promised: TicketId | None = None
     source: RootId | None = None
+    warmed: bool = False
     work: Work | None = None
     root: RootId | None = None
     until: float = inf
@@ -153,13 +154,11 @@ class Slot:
 
 @dataclass(slots=True)
 class Settling:
-    """An unpinned request whose `need` slots the server is choosing; any of `suspects` may be among them, most
-    likely one of `seen_busy`."""
+    """An unpinned request whose `need` slots the server is choosing: any idle one, most likely one of `seen_busy`."""
 
     ticket: TicketId
     need: int
     since: float
-    suspects: tuple[Slot, ...]
     seen_busy: set[SlotId] = field(default_factory=set)
 
 
@@ -167,7 +166,8 @@ class Settling:
 class Upstream:
     """One upstream's slots and what is known of it. `evicted`: something was overwritten since it came up, so a
     prefix that is in no slot may be in the server's own RAM cache. `confirm`: an unpinned request waits until our pins
-    were seen to have started."""
+    were seen to have started. `haunted_until`: an unpinned request we gave up may still be on its way to any slot.
+    `looked_at`: when the newest look that was heeded was asked for."""
 
     facts: UpstreamFacts
     up: bool = False
@@ -178,6 +178,8 @@ class Upstream:
     foreign_until: float = -inf
     evicted: bool = False
     confirm: bool = False
+    haunted_until: float = -inf
+    looked_at: float = -inf
     polled_at: float = -inf
     poll_soon: bool = False
     turns: int = 0
@@ -205,7 +207,7 @@ class Upstream:
         self.slots = [Slot(SlotId(self.name, i), state, now, started=True) for i in range(self.facts.n_slots)]
         self.counts = PrefixCounts()
         self.up, self.evicted, self.settling, self.poll_soon = True, False, None, self.observed
-        self.foreign_until, self.confirm = -inf, False
+        self.foreign_until, self.haunted_until, self.looked_at, self.confirm = -inf, -inf, -inf, False
 
     def close(self) -> None:
         self.up, self.slots, self.counts, self.settling = False, [], PrefixCounts(), None
@@ -222,7 +224,8 @@ class Upstream:
 
     def forget(self, slot: Slot, dirty: bool = True) -> None:
         self.hold(slot, NOTHING)
-        slot.dirty, slot.doubt, slot.before, slot.source = dirty, None, NOTHING, None
+        slot.dirty, slot.doubt, slot.before = dirty, None, NOTHING
+        slot.source, slot.warmed = None, False
 
     def lease(self, slot: Slot, ticket: TicketId, family: str, held: Held, uncached: int, now: float) -> None:
         """Give `slot` to a ticket; `held` is what it will hold when the prompt is evaluated."""
@@ -230,7 +233,7 @@ class Upstream:
         slot.before = slot.held
         self.hold(slot, held)
         slot.ticket, slot.family, slot.promised, slot.started = ticket, family, None, False
-        slot.first_token_at, slot.uncached, slot.source = None, uncached, None
+        slot.first_token_at, slot.uncached, slot.source, slot.warmed = None, uncached, None, False
         self._move(slot, SlotState.LEASED, now)
 
     def reserve(self, slot: Slot, work: Work, root: RootId, until: float, now: float) -> None:
@@ -241,7 +244,7 @@ class Upstream:
         """A warm-up or restore replaced what `slot` held."""
         self._note_eviction(slot, held)
         self.hold(slot, held)
-        slot.source = None
+        slot.source, slot.warmed = None, False
 
     def free(self, slot: Slot, now: float) -> None:
         slot.ticket, slot.work, slot.root, slot.until, slot.before = None, None, None, inf, NOTHING
@@ -290,9 +293,14 @@ class Upstream:
             self.forget(slot)
         slot.dirty = n_tokens > 0
 
+    @property
+    def answer_s(self) -> float:
+        """How long an answer is expected to take, from its first token on."""
+        return ASSUMED_ANSWER_S if self.rates.answer_s is None else self.rates.answer_s
+
     def remaining_s(self, slot: Slot, rate: float, now: float) -> float:
         """How long the request in a leased slot is expected to run on."""
-        answer_s = ASSUMED_ANSWER_S if self.rates.answer_s is None else self.rates.answer_s
+        answer_s = self.answer_s
         if slot.first_token_at is None:
             return max(0.0, slot.uncached / rate - (now - slot.since)) + answer_s
         return max(answer_s - (now - slot.first_token_at), answer_s / 4)
@@ -308,11 +316,17 @@ class Upstream:
     def in_state(self, *states: SlotState) -> Iterable[Slot]:
         return (slot for slot in self.slots if slot.state in states)
 
-    def pins_confirmed(self) -> bool:
-        """Whether all we pinned here was seen to have started; else an unpinned request could take its slot."""
-        return all(
-            slot.started and slot.work in (None, Work.WARM)
-            for slot in self.in_state(SlotState.LEASED, SlotState.RESERVED)
+    def choosing(self, now: float) -> bool:
+        """Whether the server may be about to put an unpinned request of ours into any idle slot."""
+        return self.settling is not None or now < self.haunted_until
+
+    def pins_confirmed(self, now: float) -> bool:
+        """Whether all we pinned here was seen to have started; else an unpinned request could take its slot, and the
+        pin would hit it there."""
+        ours = self.in_state(SlotState.LEASED, SlotState.RESERVED)
+        given_up = self.in_state(SlotState.DRAINING)
+        return all(slot.started and slot.work in (None, Work.WARM) for slot in ours) and all(
+            now >= self.settled_at(slot) for slot in given_up
         )
 
     def _move(self, slot: Slot, state: SlotState, now: float) -> None:

@@ -39,6 +39,7 @@ def warmed(server: Server, root: Root, slot: Slot, result: WarmResult, policy: P
     server.slots.rates.learn_prefill(result.n_tokens - reused, result.seconds)
     root.tokens = result.n_tokens
     server.slots.overwrite(slot, held)
+    slot.warmed = True
     return _save(server, root, slot, policy, now)
 
 
@@ -52,6 +53,11 @@ def start_save(server: Server, plan: SaveFirst, policy: Policy, now: float) -> l
 
 
 def _save(server: Server, root: Root, slot: Slot, policy: Policy, now: float) -> list[Effect]:
+    if server.slots.choosing(now):
+        # an unpinned request may be taking this very slot now that it is idle; who needs the root can save it later
+        root.state = RootState.COLD
+        server.slots.free(slot, now)
+        return []
     n_bytes = int(slot.held.tokens * (server.slots.rates.bytes_per_token or 0.0))
     dropped = drop(server, root) if root.file else []
     room = server.roots.room_for(root, n_bytes, policy, now)
@@ -175,7 +181,7 @@ def recount(server: Server) -> None:
 def rewarm(server: Server, policy: Policy, now: float) -> list[Effect]:
     """An upstream that came back has its most valuable roots restored into its empty slots."""
     slots = server.slots
-    if not server.rewarm or slots.settling is not None or any(slots.in_state(SlotState.DRAINING)):
+    if not server.rewarm or slots.choosing(now) or any(slots.in_state(SlotState.DRAINING)):
         return []
     server.rewarm = False
     if server.snapshots_off_because(policy, now):
