@@ -137,6 +137,11 @@ class Dispatcher:
     def snapshot(self) -> SchedulerSnapshot:
         return self._scheduler.snapshot(self._clock())
 
+    @property
+    def is_up(self) -> bool:
+        """Whether any upstream is ready to serve."""
+        return self._some_up.is_set()
+
     def set_policy(self, policy: Policy) -> None:
         """Effective at once, for those that wait too."""
         self._apply(self._scheduler.set_policy(policy, self._clock()))

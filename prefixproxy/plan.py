@@ -54,12 +54,13 @@ class Planner:
         self.tools = tools
         self.answers = answers
         self.mode: Mode = mode
+        self._read_last: tuple[Body, Prompt | None] | None = None
 
     def arrive(self, api: Api, body: Body, request_id: str, now: float, *, lane: str = "", off: bool = False) -> bool:
         """A new request is seen, before it is planned. True if it taught something, so that the requests that wait
         should be planned anew."""
-        prompt = parse_prompt(api, body)
-        if prompt is None or off or self.mode == "off":
+        prompt = None if off or self.mode == "off" else self._read(api, body)
+        if prompt is None:
             return False
         return self.stabiliser.observe(prompt, now, request_id=request_id)
 
@@ -75,8 +76,14 @@ class Planner:
         """The request was never sent: it is in nobody's history."""
         self.stabiliser.forget_request(request_id)
 
+    def _read(self, api: Api, body: Body) -> Prompt | None:
+        """The body's prompt; a request is planned right after its arrival, so the last one read is kept."""
+        if self._read_last is None or self._read_last[0] is not body:
+            self._read_last = body, parse_prompt(api, body)
+        return self._read_last[1]
+
     def _plan(self, api: Api, body: Body, now: float, lane: str, mode: Mode, request_id: str | None) -> Plan:
-        prompt = parse_prompt(api, body)
+        prompt = self._read(api, body)
         if prompt is None:
             return _opaque_plan(api, body)
         edits: list[Edit] = []

@@ -148,7 +148,8 @@ class _Run:
             self._body = Body.parse(raw)
             self._deadline = exchange.times.arrived + self._parts.queue_timeout_s()
             exchange.streaming = client_streams(exchange.api, self._body.data)
-            if self._planner.arrive(exchange.api, self._body, exchange.id, self._clock()):
+            off = exchange.hints.stabilise_off
+            if self._planner.arrive(exchange.api, self._body, exchange.id, self._clock(), off=off):
                 self._dispatcher.refresh()
             await self._attempts()
         except ClientGone:
@@ -167,26 +168,28 @@ class _Run:
     async def _attempts(self) -> None:
         for attempt in range(ATTEMPTS):
             try:
-                done = await self._once()
-            except UpstreamFailed:
-                if self._reply.status is not None or attempt + 1 == ATTEMPTS or not await self._still_there():
-                    raise
-            else:
-                if done:
+                if await self._once():
                     return
+            except (UpstreamFailed, UpstreamUnavailable) as failure:
+                last = self._reply.status is not None or attempt + 1 == ATTEMPTS
+                if last or not await self._worth_another_try(failure):
+                    raise
         raise UpstreamUnavailable("the upstream kept loading its model", retry_after_s=5)
 
-    async def _still_there(self) -> bool:
-        """Whether the upstream that broke off is alive: then the connection was stale, and one more try is fair."""
+    async def _worth_another_try(self, failure: ProxyError) -> bool:
+        """No byte has gone to the client. If the upstream that broke off is alive, its connection was stale: once more
+        there. If it is dead, once more where another one is up; else the failure is the answer."""
         lease = self._exchange.lease
         if lease is None:
             return False
-        try:
-            await lease.backend.health()
-        except ProxyError as failure:
-            self._dispatcher.lost(lease.backend, failure)
-            return False
-        return True
+        if isinstance(failure, UpstreamFailed):
+            try:
+                await lease.backend.health()
+            except ProxyError as gone:
+                self._dispatcher.lost(lease.backend, gone)
+            else:
+                return True
+        return self._dispatcher.is_up
 
     async def _once(self) -> bool:
         """Wait for a slot and run there; False if the upstream turned out to be loading its model."""
