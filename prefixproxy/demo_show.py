@@ -50,7 +50,8 @@ class Report:
 def report_lines(report: Report) -> list[str]:
     """The report as text."""
     n_lanes = len(report.waves[0].lanes) if report.waves else 0
-    lines = [f"{report.model}, {report.n_slots} slots of {report.n_ctx_slot} tokens, {n_lanes} lanes at once."]
+    lanes = "1 lane" if n_lanes == 1 else f"{n_lanes} lanes at once"
+    lines = [f"{report.model}, {report.n_slots} slots of {report.n_ctx_slot} tokens, {lanes}."]
     if report.root_tokens is not None:
         lines.append(
             f"The lanes share a root of {report.root_tokens} tokens, behind a first line with a clock and a lane id."
