@@ -20,6 +20,7 @@ from prefixproxy.prompt import Edit, Prompt
 from prefixproxy.stabilise_edits import edits_of, emptied, masked_texts, relocations_of
 from prefixproxy.stabilise_history import Notes, history_of, noted
 from prefixproxy.stabilise_learn import Learner, Suggestion
+from prefixproxy.stabilise_notes import is_small
 from prefixproxy.stabilise_state import export_changes, export_state, load_state
 from prefixproxy.types import Relocation
 from prefixproxy.volatile import Rule, RuleSet, builtin_fragments, read_rule
@@ -47,7 +48,8 @@ class StabilisePolicy:
 class Stabilised:
     """A prompt as it is to be sent. `edits` lead there from the client's body; `relocations` are what was cut or
     stripped. `family` (16 hex digits) stands for the head with its volatile spans masked and the tools, `conversation`
-    for what the request goes on with. `notes` are the texts told in this request, replayed ones included."""
+    for what the request goes on with. `notes` are the texts told in this request, replayed ones included.
+    `undecided`: the head holds text that would move, had its family been seen with another value of it."""
 
     prompt: Prompt
     edits: tuple[Edit, ...]
@@ -55,6 +57,7 @@ class Stabilised:
     family: str
     conversation: str
     notes: tuple[str, ...] = ()
+    undecided: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,7 @@ class _Decision:
     relocations: tuple[Relocation, ...]
     conversation: str
     notes: Notes | None
+    undecided: bool
 
 
 class Stabiliser:
@@ -153,7 +157,7 @@ class Stabiliser:
         notes = None
         if any(cut):
             texts = {i: span.note for i, span in enumerate(view.spans) if cut[i]}
-            notes = noted(history, place, texts, self._policy.replay_limit_tokens)
+            notes = noted(history, place, texts, self._newest_only(view, texts))
         return _Decision(
             view=view,
             values=values,
@@ -161,7 +165,13 @@ class Stabiliser:
             relocations=relocations_of(prompt, view, cut),
             conversation=notes.conversation.label if notes else history.label,
             notes=notes,
+            undecided=not all(cut),
         )
+
+    def _newest_only(self, view: HeadView, texts: Mapping[int, str]) -> set[int]:
+        """The fields whose older values must not stay in the history: state, and what is too long to pile up."""
+        limit = self._policy.replay_limit_tokens
+        return {i for i, text in texts.items() if not (view.spans[i].rule.replay and is_small(text, limit))}
 
     def _known_to_change(self, view: HeadView, values: Sequence[bytes], place: Place | None) -> list[bool]:
         """Spans seen to change, and those whose value this conversation was told already: their place is settled."""
@@ -202,6 +212,7 @@ def _answer(prompt: Prompt, decision: _Decision) -> Stabilised:
         family=_family(decision.view, prompt),
         conversation=decision.conversation,
         notes=tuple(text for at in sorted(notes) for text in notes[at]),
+        undecided=decision.undecided,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 
@@ -18,7 +18,7 @@ from prefixproxy.conversations import (
     told,
 )
 from prefixproxy.prompt import Prompt, Role
-from prefixproxy.stabilise_notes import is_small, takes_note
+from prefixproxy.stabilise_notes import takes_note
 from prefixproxy.volatile_head import HeadView
 
 
@@ -91,12 +91,12 @@ def history_of(prompt: Prompt, view: HeadView, values: Sequence[bytes], hint: st
     )
 
 
-def noted(history: History, place: Place | None, texts: Mapping[int, str], replay_limit_tokens: int) -> Notes:
+def noted(history: History, place: Place | None, texts: Mapping[int, str], newest_only: Collection[int]) -> Notes:
     """Where each of these texts (by field) is told.
 
     A value goes into the first user message of a new conversation, else into the newest one, and stays there. Inside a
-    tool loop, where the newest user message has been sent before, values stay as they were told. Texts of more than
-    `replay_limit_tokens` are told in the newest user message only.
+    tool loop, where the newest user message has been sent before, values stay as they were told. The fields
+    `newest_only` are told in the newest user message and nowhere else.
     """
     old = place.notes if place else ()
     known, held = told(old), dict(place.step.large) if place else {}
@@ -108,10 +108,10 @@ def noted(history: History, place: Place | None, texts: Mapping[int, str], repla
             large.append((number, held[number]))
         elif known.get(number) == text or (frozen and number in known):
             continue
-        elif is_small(text, replay_limit_tokens):
-            new.append(Note(target, number, text))
-        else:
+        elif number in newest_only:
             large.append((number, text))
+        else:
+            new.append(Note(target, number, text))
     by_message: dict[int, tuple[str, ...]] = {}
     for note in (*old, *new):
         by_message[note.at] = (*by_message.get(note.at, ()), note.text)

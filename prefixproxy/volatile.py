@@ -11,6 +11,7 @@ element         `<name ...>` to `</name>`; `pattern` is the name, `inside` a lin
 section         an opening line, and the lines below it as long as they match `body` (or up to one that matches `until`)
 fence           a heading, and the code fence that follows it; `inside` is a line the fence must hold
 
+`replay = false` is for state that must never be stale: its note stands in the newest user message only, however short.
 `needs` are words of which a line must hold one, `mention` is searched anywhere in a line: text that speaks of the same
 topic in another way, in an example or an instruction.
 
@@ -60,7 +61,8 @@ class Example:
 class Rule:
     """One kind of volatile text. `topic` groups rules that speak of the same thing: text whose topic occurs twice in a
     head is no clock at first sight. `varies`: once a "turn", or only from "lane" to lane. `identity`: whether its value
-    (group `value`, under the name of group `label`) tells conversations apart.
+    (group `value`, under the name of group `label`) tells conversations apart. `replay`: whether an older value may
+    stay where it was told; state that would mislead may not.
     """
 
     name: str
@@ -73,6 +75,7 @@ class Rule:
     varies: Varies
     identity: Identity
     pattern: re.Pattern[str]
+    replay: bool = True
     needs: tuple[str, ...] = ()
     mention: re.Pattern[str] | None = None
     value: re.Pattern[str] | None = None
@@ -175,7 +178,7 @@ def _read_file(name: str, text: str, fragments: Mapping[str, str], *, checked: b
 _OPTIONAL_PATTERNS = ("mention", "value", "inside", "lead", "body", "until", "names_lane")
 _FIELDS = frozenset(
     {"name", "framework", "where", "pattern", "treatment", "evidence", "why", "example", "topic", "varies", "identity"}
-    | {"needs", *_OPTIONAL_PATTERNS}
+    | {"needs", "replay", *_OPTIONAL_PATTERNS}
 )
 _REQUIRED: dict[str, str] = {"labelled_value": "value"}
 _FITS: dict[str, frozenset[str]] = {
@@ -225,6 +228,7 @@ class _Table:
             varies=self._one_of("varies", get_args(Varies), "turn"),
             identity=self._one_of("identity", get_args(Identity), ""),
             pattern=pattern,
+            replay=self._flag("replay", default=True),
             needs=self._words("needs"),
             companion=self._companion,
             example=self._example(),
@@ -263,6 +267,12 @@ class _Table:
         if not isinstance(words, list) or not all(isinstance(w, str) and w for w in words):
             raise self._wrong(key, "must be a list of texts")
         return tuple(w.lower() for w in words)
+
+    def _flag(self, key: str, *, default: bool) -> bool:
+        flag = self._table.get(key, default)
+        if not isinstance(flag, bool):
+            raise self._wrong(key, "must be true or false")
+        return flag
 
     def _one_of(self, key: str, allowed: tuple[str, ...], default: str | None) -> Any:
         word = self._table.get(key, default)

@@ -360,6 +360,18 @@ def test_a_large_text_is_frozen_in_a_tool_loop() -> None:
         assert texts(done.prompt)[1] == "One" + note(memory(1))
 
 
+def test_state_is_never_told_twice_however_short_it_is() -> None:
+    stabiliser, turns = new(), list[str]()
+    state = f"{AGENT}\nAn overview of the areas and devices:\n- lamp: day %d"
+    stabiliser.observe(prompt_of(state % 9, "u:Zero"), 0.0)
+    for i in range(3):
+        turns.append(f"u:Question {i}")
+        done = stabiliser.apply(prompt_of(state % i, *turns), float(i))
+        own = note(f"An overview of the areas and devices:\n- lamp: day {i}")
+        assert texts(done.prompt)[1::2] == [*(f"Question {k}" for k in range(i)), f"Question {i}{own}"]
+        turns.append(f"a:Answer {i}")
+
+
 def test_the_limit_counts_tokens_of_the_text_without_the_marker() -> None:
     line = "Current time: 10:00:01"
     n = count_tokens(line)
@@ -374,6 +386,17 @@ def test_the_limit_counts_tokens_of_the_text_without_the_marker() -> None:
 
 
 # Evidence, requests that wait, requests never sent
+
+
+def test_a_head_that_waits_for_evidence_says_so() -> None:
+    stabiliser = new()
+    assert stabiliser.preview(prompt_of(f"Be kind.\n{clock(1)}\n{AGENT}", "u:One"), 0.0).undecided
+    assert not stabiliser.preview(prompt_of(head(1), "u:One"), 0.0).undecided
+    assert not stabiliser.preview(prompt_of(AGENT, "u:One"), 0.0).undecided
+    for i in (1, 2):
+        done = stabiliser.apply(prompt_of(f"Be kind.\n{clock(i)}\n{AGENT}", "u:One"), 0.0)
+        assert done.undecided == (i == 1)
+
 
 MIDDLE = f"Be kind.\n%s\n{AGENT}"
 
