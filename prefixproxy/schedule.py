@@ -171,7 +171,7 @@ class Scheduler:
 
     def saved(self, root: RootId, ok: bool, n_bytes: int, seconds: float, now: float) -> list[Effect]:
         """Answer to Save."""
-        return self._answer(root, Work.SAVE, None, ok, now, n_bytes=n_bytes)
+        return self._answer(root, Work.SAVE, None, ok, now, n_bytes=n_bytes, seconds=seconds)
 
     def restored(self, slot: SlotId, root: RootId, ok: bool, seconds: float, now: float) -> list[Effect]:
         """Answer to Restore."""
@@ -199,7 +199,7 @@ class Scheduler:
             elif result is not None:
                 effects += work.warmed(server, *found, result, self._policy, now)
             elif kind is Work.SAVE:
-                effects += work.saved(server, *found, n_bytes, now)
+                effects += work.saved(server, *found, n_bytes, seconds, now)
             else:
                 effects += work.restored(server, *found, seconds, now)
         return effects + self._place(now)

@@ -31,6 +31,11 @@ UNSTARTED_SETTLE_S = 0.25
 only this long after."""
 ASSUMED_ANSWER_S = 5.0
 ASSUMED_COPY_S = 0.1
+COPY_CALL_S = 0.002
+"""What a save or restore costs beside its bytes: one small HTTP exchange."""
+VALUED_RATE = 1000.0
+"""Tokens per second at which what a slot holds is valued at the most: a fast prefill is no reason to throw a
+conversation away, as evaluating it again also holds up whatever decodes beside it."""
 MIN_RATE_TOKENS = 32
 """Prompts that evaluate fewer tokens say more about overhead than about the prefill rate."""
 
@@ -110,7 +115,14 @@ class Rates:
 
     def restore_s(self, n_bytes: int) -> float:
         """Expected seconds of one restore."""
-        return ASSUMED_COPY_S if self.restore_s_per_byte is None else self.restore_s_per_byte * n_bytes
+        if self.restore_s_per_byte is None:
+            return ASSUMED_COPY_S
+        return COPY_CALL_S + self.restore_s_per_byte * n_bytes
+
+    def learn_save(self, n_bytes: int, seconds: float) -> None:
+        """Reading a file back takes no longer than writing it did: the best guess until one was read."""
+        if self.restore_s_per_byte is None and n_bytes > 0 and seconds > 0:
+            self.restore_s_per_byte = seconds / n_bytes
 
 
 def mixed(mean: float | None, sample: float, weight: float = EWMA_WEIGHT) -> float:
@@ -311,7 +323,7 @@ class Upstream:
         held = slot.held
         kept = max(kept_blocks, self.counts.deepest(held.chain, holders=2))
         chance = REUSE_CHANCE * exp2((slot.last_used - now) / REUSE_HALF_LIFE_S)
-        return max(0, held.tokens - held.tokens_at(kept)) / rate * chance
+        return max(0, held.tokens - held.tokens_at(kept)) / min(rate, VALUED_RATE) * chance
 
     def in_state(self, *states: SlotState) -> Iterable[Slot]:
         return (slot for slot in self.slots if slot.state in states)

@@ -73,8 +73,9 @@ def _save(server: Server, root: Root, slot: Slot, policy: Policy, now: float) ->
     return [*dropped, Save(root.id, slot.id, root.file)]
 
 
-def saved(server: Server, root: Root, slot: Slot, n_bytes: int, now: float) -> list[Effect]:
+def saved(server: Server, root: Root, slot: Slot, n_bytes: int, seconds: float, now: float) -> list[Effect]:
     """The snapshot is written."""
+    server.slots.rates.learn_save(n_bytes, seconds)
     root.state, root.snapshot, root.n_bytes = RootState.READY, slot.held, n_bytes
     server.slots.counts.add(slot.held.chain)
     if slot.held.tokens:
