@@ -116,7 +116,7 @@ class HeadReader:
     def _stripped(self, message: int, part: Text) -> HeadText:
         text, gone = part.text, list[tuple[Rule, str]]()
         for rule in self._strips:
-            first, newline, rest = text.partition("\n")
+            first, newline, rest = text.lstrip("\r\n").partition("\n")
             if len(first) < 2048 and rule.pattern.fullmatch(first.rstrip()):
                 gone.append((rule, first + newline))
                 text = rest.lstrip("\r\n")

@@ -66,8 +66,10 @@ class TextReader:
 
     def mentions(self) -> list[str]:
         """Each topic once for each line or block that speaks of it, wherever it stands."""
-        out = [topic for f in self._facts.values() for topic in f.mentions]
-        return out + [f.rule.topic for f in self.found() if f.rule.where in ("element", "labelled_value")]
+        blocks = [f for f in self.found() if f.rule.where in ("element", "labelled_value")]
+        inside = [(bisect_right(self._starts, f.start) - 1, bisect_left(self._starts, f.end) - 1) for f in blocks]
+        free = (f for i, f in self._facts.items() if not any(first <= i <= last for first, last in inside))
+        return [topic for f in free for topic in f.mentions] + [f.rule.topic for f in blocks]
 
     def found(self) -> list[Found]:
         """The spans in order; none overlaps another. A text full of statements is a log, and has none."""

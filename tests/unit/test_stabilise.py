@@ -119,7 +119,7 @@ BILLING = "x-anthropic-billing-header: cc_version=9.4.2.a1b; cc_entrypoint=cli; 
 
 
 def test_the_billing_line_goes_with_its_line_end_and_makes_no_note() -> None:
-    done = new().apply(prompt_of(f"{BILLING % 'a1'}\n{AGENT}", "u:Hi"), 0.0)
+    done = new().apply(prompt_of(f"\n{BILLING % 'a1'}\n\n{AGENT}", "u:Hi"), 0.0)
     assert texts(done.prompt) == [AGENT, "Hi"]
     assert [(r.rule, r.bytes) for r in done.relocations] == [("claude-code-billing", len(BILLING % "a1"))]
 

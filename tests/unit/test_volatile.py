@@ -239,7 +239,7 @@ def test_a_labelled_line_acts_at_first_sight_on_either_border(line: str) -> None
         assert (head_text(done.prompt), done.notes) == (AGENT, (line,))
 
 
-BARE_LABELS = ("Timestamp:", "Time:", "Date and time:", "Date: ")
+BARE_LABELS = ("Time:", "Date: ")
 """Believed at the border only."""
 
 
