@@ -22,7 +22,7 @@ from prefixproxy.errors import UsageError
 from prefixproxy.events import Events
 from prefixproxy.gate import Gate
 from prefixproxy.journal import Journal
-from prefixproxy.keeping import Keeping, keeping_of
+from prefixproxy.keeping import Keeping, SlotRows, keeping_of
 from prefixproxy.metrics import Metrics
 from prefixproxy.passthrough import Passthrough
 from prefixproxy.plan import Planner
@@ -57,10 +57,12 @@ def create_app(settings: Settings, *, engine: Engine | None = None) -> Proxy:
     """
     clock = time.monotonic
     metrics = Metrics()
-    dispatcher = Dispatcher(Scheduler(policy_of(settings.admission)), _backends(settings, engine), metrics, clock)
+    scheduler = Scheduler(policy_of(settings.admission))
+    dispatcher = Dispatcher(scheduler, _backends(settings, engine), metrics, clock)
     admission = AdmissionControl(settings.admission, dispatcher.set_policy)
     planner = _planner(settings)
-    keeping = keeping_of(StateFile(settings.state.path), planner.stabiliser, planner.tools, planner.answers)
+    slots = SlotRows(scheduler, [upstream.name for upstream in settings.upstreams])
+    keeping = keeping_of(StateFile(settings.state.path), planner.stabiliser, planner.tools, planner.answers, slots)
     parts = Parts(
         dispatcher=dispatcher,
         planner=planner,

@@ -118,6 +118,10 @@ class Dispatcher:
         finally:
             self._release(lease)
 
+    def started(self, lease: Lease) -> None:
+        """The server works on it: its response has a head."""
+        self._apply(self._scheduler.started(lease.ticket.id, self._clock()))
+
     def first_token(self, lease: Lease) -> None:
         """Its prefill is over: what the slot holds can serve others."""
         self._apply(self._scheduler.first_token(lease.ticket.id, self._clock()))
@@ -334,14 +338,15 @@ class Dispatcher:
         """Finds the slot that the server gave to an unpinned request: the busy one that is nobody else's."""
         while self._leases.get(lease.ticket.id) is lease and lease.slot is None:
             await asyncio.sleep(LOCATE_EVERY_S)
+            asked_at = self._clock()
             try:
                 reading = await lease.backend.slots()
             except ProxyError as failure:
                 log.debug("looking for a slot on %s: %s", lease.backend.name, failure.message)
                 continue
-            self._located(lease, reading)
+            self._located(lease, reading, asked_at)
 
-    def _located(self, lease: Lease, reading: Mapping[int, SlotReading]) -> None:
+    def _located(self, lease: Lease, reading: Mapping[int, SlotReading], asked_at: float) -> None:
         if self._leases.get(lease.ticket.id) is not lease:
             return
         ours = {s.id.slot for s in self.snapshot().slots if s.id.upstream == lease.backend.name and s.ticket}
@@ -349,7 +354,7 @@ class Dispatcher:
         if len(taken) == 1:
             lease.slot = taken[0]
             slot = SlotId(lease.backend.name, taken[0])
-            self._apply(self._scheduler.placed(lease.ticket.id, slot, self._clock()))
+            self._apply(self._scheduler.placed(lease.ticket.id, slot, self._clock(), asked_at))
 
     # -- upstreams and time
 
@@ -363,9 +368,9 @@ class Dispatcher:
             self._some_up.clear()
         self._apply(self._scheduler.upstream_lost(name, self._clock()))
 
-    def _slots_read(self, upstream: str, reading: Mapping[int, SlotReading]) -> None:
+    def _slots_read(self, upstream: str, reading: Mapping[int, SlotReading], asked_at: float) -> None:
         seen = {slot: SlotSeen(busy=r.busy, n_tokens=r.n_tokens) for slot, r in reading.items()}
-        self._apply(self._scheduler.slots_seen(upstream, seen, self._clock()))
+        self._apply(self._scheduler.slots_seen(upstream, seen, self._clock(), asked_at))
 
     async def _keep_ticking(self) -> None:
         while True:

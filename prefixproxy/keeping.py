@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from prefixproxy.answers import AnswerMemory
+from prefixproxy.prefix import PrefixChain
+from prefixproxy.schedule import Scheduler
+from prefixproxy.schedule_slots import Held
 from prefixproxy.stabilise import Stabiliser
 from prefixproxy.state import StateFile
 from prefixproxy.tools import ToolMemory
@@ -64,6 +67,49 @@ class StabiliserRows:
         refused = self._stabiliser.load(state)
         if refused:
             log.warning("%d entries of the state file could not be read", refused)
+
+
+class SlotRows:
+    """A row for each slot: what it holds. An upstream outlives the proxy, and with it what is in its slots."""
+
+    prefix = "slots/"
+
+    def __init__(self, scheduler: Scheduler, upstreams: Collection[str]) -> None:
+        """`upstreams`: those that outlive this process."""
+        self._scheduler = scheduler
+        self._upstreams = upstreams
+        self._written: dict[str, Held] = {}
+
+    def changes(self) -> Rows:
+        rows: Rows = {}
+        for slot, mark, held in self._scheduler.residency():
+            name = f"{self.prefix}{slot.upstream}/{slot.slot}"
+            if slot.upstream in self._upstreams and self._written.get(name) is not held:
+                self._written[name] = held
+                rows[name] = _held_row(mark, held) if held.tokens else None
+        return rows
+
+    def load(self, rows: Rows) -> None:
+        known: dict[str, tuple[str, dict[int, Held]]] = {}
+        for name, row in rows.items():
+            upstream, _, slot = name.removeprefix(self.prefix).rpartition("/")
+            chain = PrefixChain(tuple(int(h, 16) for h in row["hashes"]), int(row["bytes"]), int(row["digest"], 16))
+            held = Held(chain, int(row["prompt_tokens"]), int(row["tokens"]))
+            known.setdefault(upstream, (str(row["mark"]), {}))[1][int(slot)] = held
+        for upstream, (mark, slots) in known.items():
+            self._scheduler.recall(upstream, mark, slots)
+
+
+def _held_row(mark: str, held: Held) -> dict[str, Any]:
+    """Hashes in hexadecimal: JSON readers elsewhere keep 53 bits of a number, and these have 64."""
+    return {
+        "mark": mark,
+        "tokens": held.tokens,
+        "prompt_tokens": held.prompt_tokens,
+        "bytes": held.chain.n_bytes,
+        "digest": f"{held.chain.digest:x}",
+        "hashes": [f"{block:x}" for block in held.chain.hashes],
+    }
 
 
 @dataclass(slots=True)
@@ -138,6 +184,8 @@ class Keeping:
             self._unwritten.clear()
 
 
-def keeping_of(state: StateFile, stabiliser: Stabiliser, tools: ToolMemory, answers: AnswerMemory) -> Keeping:
+def keeping_of(
+    state: StateFile, stabiliser: Stabiliser, tools: ToolMemory, answers: AnswerMemory, *more: Kept
+) -> Keeping:
     """Everything that must outlive a restart for the next turn of a known conversation to extend it."""
-    return Keeping(state, [StabiliserRows(stabiliser), WholeRow("tools", tools), WholeRow("answers", answers)])
+    return Keeping(state, [StabiliserRows(stabiliser), WholeRow("tools", tools), WholeRow("answers", answers), *more])

@@ -211,9 +211,11 @@ class _Run:
                     lease.idle = True
                     self._dispatcher.loading(lease.backend)
                     return False
+                self._dispatcher.started(lease)
                 finish = await answering.relay(response)
             finally:
                 await response.close()
+        self._parts.learned()
         await finish()
         self._remember(answering.said)
         return True

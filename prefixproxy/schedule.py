@@ -17,7 +17,7 @@ S8  what a slot holds is a belief: corrected by what the server reports, dropped
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from prefixproxy import schedule_work as work
 from prefixproxy.schedule_look import ASSUMED_LOOK_S, look, polls
@@ -26,7 +26,7 @@ from prefixproxy.schedule_plan import Gather, Hold, Place, SaveFirst, Server, Sp
 from prefixproxy.schedule_queue import Queue, Waiting
 from prefixproxy.schedule_roots import Gathering, Root, RootTable, fingerprint
 from prefixproxy.schedule_run import Running, end, judge, learn, lease, settle
-from prefixproxy.schedule_slots import Slot, Upstream, Work
+from prefixproxy.schedule_slots import Held, Slot, Upstream, Work
 from prefixproxy.schedule_types import (
     Effect,
     Finish,
@@ -54,6 +54,7 @@ class Scheduler:
         self._queue = Queue()
         self._running: dict[TicketId, Running] = {}
         self._rejected: Counter[RejectReason] = Counter()
+        self._recalled: dict[str, tuple[str, Mapping[int, Held]]] = {}
         self._now = 0.0
 
     def __repr__(self) -> str:
@@ -65,6 +66,18 @@ class Scheduler:
         return f"<Scheduler {' '.join(tables)} waiting={len(self._queue)} running={len(self._running)}>"
 
     # upstreams
+
+    def recall(self, upstream: str, mark: str, held: Mapping[int, Held]) -> None:
+        """What the slots of an upstream held when an earlier process last wrote it down (`residency`). Believed when it
+        comes up first, if it is the same server by its `mark`, and each slot once it is seen to hold as much."""
+        self._recalled[upstream] = mark, held
+
+    def residency(self) -> Iterator[tuple[SlotId, str, Held]]:
+        """What each slot is believed to hold, with its upstream's mark (model, build and settings)."""
+        for server in self._servers.values():
+            if server.slots.observed:
+                for slot in server.slots.slots:
+                    yield slot.id, fingerprint(server.slots.facts), slot.held
 
     def upstream_up(self, facts: UpstreamFacts, now: float) -> list[Effect]:
         """A probe succeeded. Its slots count as idle once seen so (`slots_seen`); where they cannot be seen they are
@@ -80,7 +93,8 @@ class Scheduler:
             for root in list(server.roots.saved()):
                 effects += work.drop(server, root)
             server.roots = RootTable(facts.name)
-        server.slots.open(now)
+        mark, recalled = self._recalled.pop(facts.name, ("", {}))
+        server.slots.open(now, recalled if mark == fingerprint(facts) else {})
         work.recount(server)
         server.roots.fingerprint, server.roots.strikes, server.roots.off_because = fingerprint(facts), 0, ""
         server.rewarm = True

@@ -14,7 +14,7 @@ Only IDLE slots are granted, warmed, saved or restored: a pin to a busy slot cor
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import exp2, inf
@@ -213,10 +213,13 @@ class Upstream:
             return "the server does not show its slots"
         return "another client uses this upstream" if now < self.foreign_until else ""
 
-    def open(self, now: float) -> None:
-        """Come up with nothing known: an observed slot is not idle until it was seen idle."""
+    def open(self, now: float, recalled: Mapping[int, Held]) -> None:
+        """Come up with nothing known for certain: an observed slot is not idle until it was seen idle, and what is
+        `recalled` of an earlier process's slots counts once a look has shown just as many tokens."""
         state = SlotState.DRAINING if self.observed else SlotState.IDLE
         self.slots = [Slot(SlotId(self.name, i), state, now, started=True) for i in range(self.facts.n_slots)]
+        for slot in self.slots:
+            slot.doubt = recalled.get(slot.id.slot)
         self.counts = PrefixCounts()
         self.up, self.evicted, self.settling, self.poll_soon = True, False, None, self.observed
         self.foreign_until, self.haunted_until, self.looked_at, self.confirm = -inf, -inf, -inf, False

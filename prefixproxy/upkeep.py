@@ -61,7 +61,8 @@ class Listener:
     up: Callable[[UpstreamFacts], None]
     lost: Callable[[str], None]
     not_coming: Callable[[], None]
-    read: Callable[[str, Mapping[int, SlotReading]], None]
+    read: Callable[[str, Mapping[int, SlotReading], float], None]
+    """With the moment at which the slots were asked for: the answer may be older than what happened since."""
 
 
 class Upkeep:
@@ -177,12 +178,13 @@ class Upkeep:
     async def _read(self) -> None:
         if self.state.facts is None or not self.state.facts.capabilities.observe:
             return
+        asked_at = self._clock()
         try:
             reading = await self.state.backend.slots()
         except ProxyError as failure:
             self.met(failure)
         else:
-            self._listener.read(self.state.backend.name, reading)
+            self._listener.read(self.state.backend.name, reading, asked_at)
 
     async def _wait(self, event: asyncio.Event, seconds: float) -> None:
         try:
