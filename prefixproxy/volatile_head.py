@@ -10,6 +10,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import repeat
 
 from prefixproxy.prompt import Message, Opaque, Text
 from prefixproxy.volatile import Rule, RuleSet
@@ -22,6 +23,7 @@ MAX_SPANS = 128
 """Spans of one head; a text with more of them is a log or a table, and nothing in it is volatile."""
 MEMO_BYTES = 8 << 20
 MAX_MEMO_LINE = 1 << 16
+_UNREAD = LineFacts(fence="unread")
 MAX_KNOWN = 64
 MAX_KNOWN_CHARS = 8 << 20
 """Heads whose reading is kept, and their characters: most requests are read twice, and many heads stay as they are."""
@@ -82,8 +84,7 @@ class HeadReader:
     def __init__(self, rules: RuleSet) -> None:
         self._strips = rules.strips
         self._lines = LineReader(rules)
-        self._boring: set[str] = set()
-        self._telling: dict[str, LineFacts] = {}
+        self._memo: dict[str, LineFacts | None] = {}
         self._memo_bytes = 0
         self._known: OrderedDict[tuple[bytes, tuple[Message, ...]], HeadView] = OrderedDict()
         self._known_chars = 0
@@ -124,32 +125,26 @@ class HeadReader:
 
     def _facts_of(self, lines: Sequence[str]) -> dict[int, LineFacts]:
         """The lines that say something, by number."""
-        boring, out = self._boring, dict[int, LineFacts]()
+        out = dict[int, LineFacts]()
         numbers: Sequence[int] = range(len(lines))
         if len(lines) > MAX_LINES:
             numbers = (*range(MAX_LINES // 2), *range(len(lines) - MAX_LINES // 2, len(lines)))
-        for number in numbers:
-            line = lines[number]
-            if line in boring:
-                continue
-            facts = self._telling.get(line)
-            if facts is None:
-                facts = self._lines.facts(line.removesuffix("\r"))
-                self._remember(line, facts)
-            if not facts.boring:
+            lines = [lines[number] for number in numbers]
+        for number, line, facts in zip(numbers, lines, map(self._memo.get, lines, repeat(_UNREAD)), strict=True):
+            if facts is _UNREAD:
+                facts = self._remembered(line)
+            if facts is not None:
                 out[number] = facts
         return out
 
-    def _remember(self, line: str, facts: LineFacts) -> None:
-        if len(line) > MAX_MEMO_LINE:
-            return
-        self._memo_bytes += len(line) + 200
-        if self._memo_bytes > MEMO_BYTES:
-            self._boring, self._telling, self._memo_bytes = set(), {}, len(line) + 200
-        if facts.boring:
-            self._boring.add(line)
-        else:
-            self._telling[line] = facts
+    def _remembered(self, line: str) -> LineFacts | None:
+        facts = self._lines.facts(line.removesuffix("\r"))
+        if len(line) <= MAX_MEMO_LINE:
+            self._memo_bytes += len(line) + 200
+            if self._memo_bytes > MEMO_BYTES:
+                self._memo, self._memo_bytes = {}, len(line) + 200
+            self._memo[line] = facts
+        return facts
 
 
 def cut_flags(view: HeadView, changed: Sequence[bool]) -> list[bool]:

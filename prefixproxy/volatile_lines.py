@@ -34,7 +34,8 @@ class Piece:
 @dataclass(frozen=True, slots=True)
 class LineFacts:
     """`whole`: the statements the line consists of, companions included, if it is nothing else. `sentences`: those in a
-    longer line. `mentions`: the topics the line speaks of in any way. `opens`: the block rules whose opening it is."""
+    longer line. `mentions`: the topics the line speaks of in any way. `opens`: the block rules whose opening it is.
+    `moves`: the line is statements, not only their companions. `telling`: a span may start here."""
 
     whole: tuple[Piece, ...] = ()
     sentences: tuple[Piece, ...] = ()
@@ -45,15 +46,8 @@ class LineFacts:
     opened: tuple[str, ...] = ()
     closed: tuple[str, ...] = ()
     example: bool = False
-
-    @property
-    def boring(self) -> bool:
-        return self == _NOTHING
-
-    @property
-    def moves(self) -> bool:
-        """Whether the line is statements, not only their companions."""
-        return any(not piece.rule.companion for piece in self.whole)
+    moves: bool = False
+    telling: bool = False
 
 
 _NOTHING = LineFacts()
@@ -85,31 +79,36 @@ class LineReader:
         self._blocks = rules.blocks
         self._words = tuple({word for rule in self._statements for word in rule.needs})
 
-    def facts(self, line: str) -> LineFacts:
-        """The facts of a line without its line end."""
+    def facts(self, line: str) -> LineFacts | None:
+        """The facts of a line without its line end; None: it says nothing."""
         whole = sentences = ()  # type: tuple[Piece, ...]
         mentions: frozenset[str] = frozenset()
         rules = self._near(line)
         if len(line) <= MAX_PIECE:
             whole = self._whole(line, rules)
-        if not any(not p.rule.companion for p in whole) and _HINT.search(line):
+        moves = not all(p.rule.companion for p in whole)
+        if not moves and _HINT.search(line):
             sentences = tuple(self._sentences(line, [r for r in rules if r.where == "statement"]))
             mentions = self._mentioned(line, rules)
         mentions |= {p.rule.topic for p in (*whole, *sentences) if not p.rule.companion}
         fence = _FENCE.match(line)
         heading = _HEADING.match(line)
         tags = _TAG.findall(line[:MAX_PIECE]) if "<" in line[:16] else []
-        return LineFacts(
+        opens = tuple(self._opens(line)) if len(line) <= MAX_PIECE and not line.isspace() else ()
+        facts = LineFacts(
             whole=whole,
             sentences=sentences,
             mentions=mentions,
-            opens=tuple(self._opens(line)) if len(line) <= MAX_PIECE and not line.isspace() else (),
+            opens=opens,
             fence=(fence[1] or fence[2]) if fence else "",
             heading=len(heading[1]) if heading else 0,
             opened=tuple(name.lower() for slash, name in tags if not slash),
             closed=tuple(name.lower() for slash, name in tags if slash),
             example=_EXAMPLE.fullmatch(line) is not None and (line.rstrip().endswith(":") or heading is not None),
+            moves=moves,
+            telling=moves or bool(sentences) or bool(opens),
         )
+        return None if facts == _NOTHING else facts
 
     def _near(self, line: str) -> list[Rule]:
         """The statement rules one of whose words is in the line."""

@@ -57,7 +57,7 @@ class TextReader:
         self._text = text
         self._lines = lines
         self._facts = facts
-        self._starts = [0, *accumulate(len(line) + 1 for line in lines)] if facts else []
+        self._starts = [number + at for number, at in enumerate(accumulate(map(len, lines), initial=0))]
         self._content = _content_zones(lines, facts)
         self._announced = _announcements(facts)
         self._fences = [(i, f.fence) for i, f in facts.items() if f.fence]
@@ -68,21 +68,23 @@ class TextReader:
         """Each topic once for each line or block that speaks of it, wherever it stands."""
         blocks = [f for f in self.found() if f.rule.where in ("element", "labelled_value")]
         inside = [(bisect_right(self._starts, f.start) - 1, bisect_left(self._starts, f.end) - 1) for f in blocks]
-        free = (f for i, f in self._facts.items() if not any(first <= i <= last for first, last in inside))
+        speaking = [(i, f) for i, f in self._facts.items() if f.mentions]
+        free = (f for i, f in speaking if not any(first <= i <= last for first, last in inside))
         return [topic for f in free for topic in f.mentions] + [f.rule.topic for f in blocks]
 
     def found(self) -> list[Found]:
         """The spans in order; none overlaps another. A text full of statements is a log, and has none."""
         if self._found is None:
-            telling = sum(bool(f.moves or f.sentences or f.opens) for f in self._facts.values())
-            self._found = self._find() if telling <= MAX_TELLING else []
+            telling = [number for number, f in self._facts.items() if f.telling]
+            self._found = self._find(telling) if len(telling) <= MAX_TELLING else []
         return self._found
 
-    def _find(self) -> list[Found]:
+    def _find(self, telling: Sequence[int]) -> list[Found]:
         out, free = list[Found](), 0
-        for number, facts in self._facts.items():
+        for number in telling:
             if number < free or self._in_content(number):
                 continue
+            facts = self._facts[number]
             block = self._block(number, facts, free)
             if block is not None:
                 found, free = block
