@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import islice
 
 from prefixproxy.chat import Canonical
 from prefixproxy.chat_parts import PART
@@ -32,6 +33,8 @@ _ROLES = re.compile(rb"\xff[a-z]*\xfe?")
 _PIECES = re.compile(rb"[^\n.!?,;{}\[\]\xfd-\xff]+")
 """Clauses, lines, members of JSON: what is found again in another prompt though the text around it changed."""
 _MIN_PIECE = 4
+_MIN_ENDS = 8
+_MAX_PAIRED = 256
 _NOTES = re.compile(re.escape(SEAM.strip().encode()) + rb"[^\xfd-\xff]*")
 
 
@@ -130,13 +133,13 @@ def compare(earlier: Canonical, later: Canonical, tokens: TokenCounter) -> Compa
         verdict = Verdict.EXTENDS if shared == len(a) else Verdict.CONTAINED
         verdict = Verdict.IDENTICAL if len(a) == len(b) else verdict
         return Comparison(verdict, kept, max(0, behind), 0, shared, None)
-    common, of_all = _common_bytes(_tail(a, shared), _tail(b, shared))
-    lost = min(behind, round(behind * common / of_all)) if of_all else 0
+    common = _common_bytes(_tail(a, shared), _tail(b, shared))
+    lost = round(max(0, behind) * common / max(1, _n_bytes(_pieces(b[shared:]))))
     return Comparison(
         verdict=_verdict(earlier, later, shared, kept, lost),
         kept=kept,
         behind=max(0, behind),
-        lost=max(0, lost),
+        lost=lost,
         overlap_bytes=shared + common,
         difference=_difference(a, b, later, shared),
     )
@@ -175,9 +178,7 @@ def _is_same_prompt(earlier: Canonical, later: Canonical, shared: int) -> bool:
         a, b, size = *heads, max
     else:
         a, b, size = b"".join(earlier.parts), b"".join(later.parts), min
-    common, n_later = _common_bytes(a, b)
-    _, n_earlier = _common_bytes(b, a)
-    return common >= MIN_SHARED * size(n_earlier, n_later)
+    return _common_bytes(a, b) >= MIN_SHARED * size(_n_bytes(_pieces(a)), _n_bytes(_pieces(b)))
 
 
 def _head_text(form: Canonical) -> bytes:
@@ -197,12 +198,34 @@ def _tail(text: bytes, start: int) -> bytes:
     return _NOTES.sub(b"", text[start:])
 
 
-def _common_bytes(a: bytes, b: bytes) -> tuple[int, int]:
-    """How many bytes of `b` are pieces that `a` has too, and how many are pieces at all."""
-    theirs, ours = (_PIECES.findall(_ROLES.sub(b"\xfe", text)) for text in (a, b))
+def _common_bytes(a: bytes, b: bytes) -> int:
+    """How many bytes of `b` are in pieces that `a` has too. Pieces that differ are paired in their order: what they
+    begin and end with counts as well."""
+    theirs, ours = _pieces(a), _pieces(b)
     both = Counter(theirs) & Counter(ours)
     common = sum(len(piece) * n for piece, n in both.items() if len(piece.strip()) >= _MIN_PIECE)
-    return common, sum(map(len, ours))
+    for old, new in islice(zip(_without(theirs, both), _without(ours, both), strict=False), _MAX_PAIRED):
+        start = shared_bytes(old, new)
+        end = shared_bytes(old[start:][::-1], new[start:][::-1])
+        common += sum(n for n in (start, end) if n >= _MIN_ENDS)
+    return common
+
+
+def _pieces(text: bytes) -> list[bytes]:
+    return _PIECES.findall(_ROLES.sub(PART, text))
+
+
+def _n_bytes(pieces: Iterable[bytes]) -> int:
+    return sum(map(len, pieces))
+
+
+def _without(pieces: Iterable[bytes], gone: Counter[bytes]) -> Iterator[bytes]:
+    left = Counter(gone)
+    for piece in pieces:
+        if left[piece] > 0:
+            left[piece] -= 1
+        else:
+            yield piece
 
 
 def _difference(a: bytes, b: bytes, later: Canonical, at: int) -> Difference:
@@ -213,7 +236,7 @@ def _difference(a: bytes, b: bytes, later: Canonical, at: int) -> Difference:
     char = at
     while char > start and b[char] & 0xC0 == 0x80:
         char -= 1
-    before = b[start:char].decode("utf-8", "replace")
+    before = b[start:char].decode("utf-8", "surrogatepass")
     column = len(before) - (before.rfind("\n") + 1)
     return Difference(
         segment=segment,
@@ -235,4 +258,7 @@ def _excerpt(text: bytes, at: int) -> str:
     """What a prompt goes on with at a byte, up to the next border; "" where its text ends there."""
     border = _BORDERS.search(text, at)
     end = border.start() if border else len(text)
-    return shown(text[at:end][: 4 * EXCERPT_AFTER].decode("utf-8", "backslashreplace")[:EXCERPT_AFTER])
+    cut = min(end, at + 4 * EXCERPT_AFTER)
+    while cut < end and text[cut] & 0xC0 == 0x80:
+        cut -= 1
+    return shown(text[at:cut].decode("utf-8", "surrogatepass")[:EXCERPT_AFTER])

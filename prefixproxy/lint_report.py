@@ -14,7 +14,7 @@ from prefixproxy.chat import Canonical, canonical
 from prefixproxy.lint_compare import Comparison, TokenCounter, compare, shared_bytes
 from prefixproxy.lint_input import Sample
 from prefixproxy.lint_rules import Sighting, is_stately, sightings, suggested_rules, tools_detail
-from prefixproxy.plan import Mode, Plan, Planner
+from prefixproxy.plan import Mode, Planner
 from prefixproxy.prefix import PrefixChain, chain_of
 from prefixproxy.prompt import Prompt, SetText
 from prefixproxy.stabilise import StabilisePolicy, Stabiliser
@@ -22,6 +22,7 @@ from prefixproxy.stabilise_learn import Suggestion
 from prefixproxy.tools import ToolMemory
 from prefixproxy.types import Relocation
 from prefixproxy.volatile import RuleSet
+from prefixproxy.volatile_head import HeadReader
 
 MAX_TOOL_SETS, MAX_CALLS, MAX_MEMORY_BYTES = 1024, 16_384, 32 << 20
 MAX_RIVALS = 16
@@ -107,24 +108,24 @@ def examine(samples: Sequence[Sample], setup: Setup, tokens: TokenCounter, token
     """Plan and compare these requests, in order."""
     parts: dict[bytes, bytes] = {}
     planner = _planner(setup)
-    live = _run(planner, samples, parts)
+    live = _run_live(planner, samples, parts)
     found = planner.stabiliser.suggestions()
     if setup.policy.learned == "apply":
         setup = replace(setup, rules=setup.rules.with_rules(suggested_rules(found)))
-    settled = _run(_primed(setup, samples), samples, parts)
+    settled = _run_settled(setup, samples, parts)
     suggestions = [
         s for s in found if setup.policy.learned == "suggest" and is_stately(s, _taught_by(s, samples, live))
     ]
     helped: list[Planned] | None = None
     if suggestions and setup.mode == "apply":
         rules = setup.rules.with_rules(suggested_rules(suggestions))
-        helped = _run(_primed(replace(setup, rules=rules), samples), samples, parts)
-    names = {s.name for s in suggestions}
+        helped = _run_settled(replace(setup, rules=rules), samples, parts)
+    names, reader = {s.name for s in suggestions}, HeadReader(setup.rules)
     requests = []
     for sample, now, later in zip(samples, live, settled, strict=True):
         sent = _interned(canonical(sample.prompt), parts)
         head = [p for p, (_, _, end) in zip(sent.parts, sent.segments, strict=True) if end <= sent.head_bytes]
-        seen = sightings(setup.rules, sample.prompt, now.relocations, later.relocations) if setup.mode != "off" else ()
+        seen = sightings(reader, sample.prompt, now.relocations, later.relocations) if setup.mode != "off" else ()
         now = replace(now, taught=tuple(name for name in now.taught if name in names))
         requests.append(Checked(sample, sent, tokens.of(sent.parts), tokens.of(head), now, seen))
     pairs = _pairs(requests, settled, helped, tokens)
@@ -136,29 +137,34 @@ def _planner(setup: Setup) -> Planner:
     return Planner(Stabiliser(setup.rules, setup.policy), tools, answers, setup.mode)
 
 
-def _primed(setup: Setup, samples: Sequence[Sample]) -> Planner:
-    """A planner that has seen all of these requests arrive, before it plans the first."""
-    planner = _planner(setup)
-    for sample in samples:
-        planner.arrive(sample.api, sample.body, "", 0.0)
-    return planner
-
-
-def _run(planner: Planner, samples: Sequence[Sample], parts: dict[bytes, bytes]) -> list[Planned]:
+def _run_live(planner: Planner, samples: Sequence[Sample], parts: dict[bytes, bytes]) -> list[Planned]:
     """Each request in order, one after the other, as the proxy takes them."""
-    calls = _Calls(planner.answers)
-    out = []
+    calls, out = _Calls(planner.answers), list[Planned]()
     for sample in samples:
-        now, ident = float(sample.number), f"lint-{sample.number}"
-        calls.learn(sample.prompt)
-        planner.arrive(sample.api, sample.body, ident, now)
-        plan = planner.plan(sample.api, sample.body, ident, now)
+        now = float(sample.number)
+        planner.arrive(sample.api, sample.body, _ident(sample), now)
+        planned = _plan(planner, sample, calls, parts)
         taught = tuple(s.name for s in planner.stabiliser.suggestions() if s.last_seen == now)
-        out.append(_planned(sample, plan, taught, parts))
+        out.append(replace(planned, taught=taught))
     return out
 
 
-def _planned(sample: Sample, plan: Plan, taught: tuple[str, ...], parts: dict[bytes, bytes]) -> Planned:
+def _run_settled(setup: Setup, samples: Sequence[Sample], parts: dict[bytes, bytes]) -> list[Planned]:
+    """The same with all of these requests seen before the first one is planned."""
+    planner = _planner(setup)
+    calls = _Calls(planner.answers)
+    for sample in samples:
+        planner.arrive(sample.api, sample.body, _ident(sample), float(sample.number))
+    return [_plan(planner, sample, calls, parts) for sample in samples]
+
+
+def _ident(sample: Sample) -> str:
+    return f"lint-{sample.number}"
+
+
+def _plan(planner: Planner, sample: Sample, calls: _Calls, parts: dict[bytes, bytes]) -> Planned:
+    calls.learn(sample.prompt)
+    plan = planner.plan(sample.api, sample.body, _ident(sample), float(sample.number))
     assert plan.canonical is not None
     arguments = {call.arguments_path for call in sample.prompt.tool_calls}
     tools = sample.prompt.tools_path
@@ -168,7 +174,6 @@ def _planned(sample: Sample, plan: Plan, taught: tuple[str, ...], parts: dict[by
         relocations=plan.relocations,
         tools_restored=bool(tools) and any(edit.path[: len(tools)] == tools for edit in plan.edits),
         calls_restored=sum(isinstance(edit, SetText) and edit.path in arguments for edit in plan.edits),
-        taught=taught,
     )
 
 

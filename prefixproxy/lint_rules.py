@@ -13,7 +13,7 @@ from prefixproxy.lint_compare import shown
 from prefixproxy.prompt import Prompt, Tool
 from prefixproxy.stabilise_learn import Suggestion
 from prefixproxy.types import Relocation
-from prefixproxy.volatile import Rule, RuleSet, builtin_fragments, read_rule
+from prefixproxy.volatile import Rule, builtin_fragments, read_rule
 from prefixproxy.volatile_head import HeadReader, HeadView, Span, cut_flags
 from prefixproxy.volatile_lines import undecorated
 from prefixproxy.volatile_patterns import MAX_PIECE
@@ -49,11 +49,11 @@ class Sighting:
 
 
 def sightings(
-    rules: RuleSet, prompt: Prompt, relocations: Sequence[Relocation], settled: Sequence[Relocation]
+    reader: HeadReader, prompt: Prompt, relocations: Sequence[Relocation], settled: Sequence[Relocation]
 ) -> tuple[Sighting, ...]:
-    """What these rules see in the head; `relocations` are what was cut of it in fact, `settled` what will be cut once
-    all of it was seen to change."""
-    view = HeadReader(rules).read(prompt.head, prompt.model.encode("utf-8", "surrogatepass"))
+    """What the reader's rules see in the head; `relocations` are what was cut of it in fact, `settled` what will be
+    cut once all of it was seen to change."""
+    view = reader.read(prompt.head, prompt.model.encode("utf-8", "surrogatepass"))
     at_sight = cut_flags(view, [False] * len(view.spans))
     now, later = _Marks(relocations), _Marks(settled)
     out = []

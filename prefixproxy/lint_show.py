@@ -19,6 +19,8 @@ MAX_BLOCKS = 20
 """Pairs that are shown in full; the rest have a line each, and everything in the JSON."""
 MAX_RULES_SHOWN = 8
 LABEL_WIDTH = 12
+WORTH_SAYING = 32
+"""Tokens that two different prompts have in common behind their first difference (tools, mostly)."""
 END = "(the text ends here)"
 
 _WHEN = {
@@ -176,9 +178,9 @@ def _print(console: Console, text: Text, label: str = "") -> None:
     """Wrapped to the console, later lines under the first one; no line ends in spaces, and none is cut."""
     width = max(20, console.width - len(label))
     for number, line in enumerate(text.wrap(console, width)):
-        line.rstrip()
-        head = Text(label if number == 0 else " " * len(label), style=_DIM)
-        console.print(head.append_text(line), soft_wrap=True)
+        whole = Text(label if number == 0 else " " * len(label), style=_DIM).append_text(line)
+        whole.rstrip()
+        console.print(whole, soft_wrap=True)
 
 
 def _pair_rows(pair: Pair, later: Checked) -> Iterator[tuple[str, Text]]:
@@ -206,7 +208,8 @@ def _state(one: Comparison, tools: str) -> Text:
     if one.breaks:
         text.append(f"; of the {one.behind} behind it {one.lost} stand in both prompts and are lost.")
     else:
-        text.append(f": {MEANING[one.verdict]}.")
+        text.append(f": {MEANING[one.verdict]}")
+        text.append(f", with {one.lost} tokens behind it that stand in both." if one.lost >= WORTH_SAYING else ".")
     return text
 
 
