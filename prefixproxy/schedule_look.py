@@ -26,14 +26,13 @@ def look(
 ) -> None:
     """Resolve draining slots, correct what idle ones were believed to hold, find strangers. Answers that overtook each
     other count only in the order in which they were asked for."""
-    slots, strangers = server.slots, []
+    slots = server.slots
     if asked < slots.looked_at:
         return
     slots.looked_at = asked
-    for slot in slots.slots:
-        row = seen.get(slot.id.slot)
-        if row is None or asked <= slot.since:
-            continue
+    fresh = [(slot, seen[slot.id.slot]) for slot in slots.slots if slot.id.slot in seen and asked > slot.since]
+    strangers = [slot for slot, row in fresh if row.busy and slot.idle]
+    for slot, row in fresh:
         match slot.state, row.busy:
             case ((SlotState.LEASED | SlotState.RESERVED | SlotState.DRAINING), True):
                 slot.started = True
@@ -41,8 +40,6 @@ def look(
                 slots.drained(slot, row.n_tokens, now)
             case SlotState.FOREIGN, True:
                 slots.foreign(slot, now, policy.foreign_quiet_s)
-            case SlotState.IDLE, True:
-                strangers.append(slot)
             case SlotState.IDLE, False:
                 slots.check(slot, row.n_tokens)
     for slot in _unexplained(server, strangers, asked, now, running):

@@ -1,0 +1,277 @@
+"""What the servers know, for testing the scheduler against: who is busy with what, and what is still on its way.
+
+The servers here follow no policy: an unpinned request takes any idle slots, a request sent arrives when the test says
+so, a cancelled one runs on until the test says otherwise, and looks at slots may arrive late and out of order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from prefixproxy.schedule import Scheduler
+from prefixproxy.schedule_types import (
+    Drop,
+    Effect,
+    Finish,
+    Grant,
+    Policy,
+    Poll,
+    Reject,
+    Restore,
+    Save,
+    SlotSeen,
+    Ticket,
+    Warm,
+    WarmResult,
+)
+from prefixproxy.types import Capabilities, SlotId, SlotState, TicketId, UpstreamFacts
+
+FULL = Capabilities(pin=True, observe=True, snapshot=True, warm=True, reports_cached=True, tokenize=True, template=True)
+PIN = Capabilities(pin=True, observe=True, reports_cached=True)
+COUNTED = Capabilities(reports_cached=True)
+FACTS = {
+    "full": UpstreamFacts("full", "llama-server", 3, model="m", capabilities=FULL),
+    "pin": UpstreamFacts("pin", "llama-server", 2, model="m", models=("pin-model",), capabilities=PIN),
+    "counted": UpstreamFacts("counted", "ollama", 2, models=("counted-model",), capabilities=COUNTED),
+}
+ARRIVAL_S = 0.2
+"""Whatever was sent has arrived after so long."""
+
+Choose = Callable[[Sequence[int]], Sequence[int]]
+
+
+@dataclass(eq=False)
+class Sent:
+    """One request at a server: on its way, busy in `slots`, or over. `abandoned`: nobody here waits for it any more."""
+
+    upstream: str
+    pin: int | None
+    at: float
+    need: int = 1
+    ticket: TicketId | None = None
+    work: Warm | Save | Restore | None = None
+    slots: list[int] = field(default_factory=list)
+    arrived: bool = False
+    abandoned: bool = False
+
+
+@dataclass(frozen=True)
+class Look:
+    upstream: str
+    asked: float
+    seen: dict[int, SlotSeen]
+
+
+class World:
+    """A scheduler, the servers it works on, and the state of every ticket: waiting, granted, done, rejected, gone."""
+
+    def __init__(self) -> None:
+        self.s = Scheduler()
+        self.policy = Policy()
+        self.now = 100.0
+        self.tickets: dict[TicketId, Ticket] = {}
+        self.state: dict[TicketId, str] = {}
+        self.up: set[str] = set()
+        self.sent: list[Sent] = []
+        self.foreign: dict[SlotId, bool] = {}
+        """Slots busy with somebody else's request, and whether a look has shown it."""
+        self.content: dict[SlotId, int] = {}
+        self.looks: list[Look] = []
+        self.asked: set[str] = set()
+        self.broken = False
+        self.haunted_until = 0.0
+
+    # the servers
+
+    def on(self, slot: SlotId) -> list[Sent]:
+        """What of ours keeps a slot busy."""
+        return [s for s in self.sent if s.arrived and s.upstream == slot.upstream and slot.slot in s.slots]
+
+    def busy(self, slot: SlotId) -> bool:
+        return bool(self.on(slot)) or slot in self.foreign
+
+    def check_pin(self, slot: SlotId, what: object) -> None:
+        """S2. A foreign request that no look has shown yet cannot be known of."""
+        assert not self.on(slot), f"{what} on {slot} where {self.on(slot)} runs"
+        assert not self.foreign.get(slot, False), f"{what} on {slot}, known to be foreign"
+
+    def read(self, name: str) -> dict[int, SlotSeen]:
+        slots = [SlotId(name, i) for i in range(FACTS[name].n_slots)]
+        return {slot.slot: SlotSeen(self.busy(slot), self.content.get(slot, 0)) for slot in slots}
+
+    def reach(self, sent: Sent, choose: Choose = list) -> None:
+        """A pinned request must find its slot idle; an unpinned one takes any, or waits in the server."""
+        if sent.pin is not None:
+            self.check_pin(SlotId(sent.upstream, sent.pin), sent)
+            sent.slots = [sent.pin]
+        else:
+            every = range(FACTS[sent.upstream].n_slots)
+            idle = [i for i in every if not self.busy(SlotId(sent.upstream, i))]
+            if len(idle) < sent.need:
+                return
+            sent.slots = list(choose(idle))[: sent.need]
+        sent.arrived = True
+        if sent.ticket is not None:
+            for slot in sent.slots:
+                self.content[SlotId(sent.upstream, slot)] = self.tickets[sent.ticket].n_tokens // 2
+
+    def end(self, sent: Sent, ok: bool = True, cached: int | None = None) -> None:
+        """The server's last word; told twice, as the second must be ignored (S4)."""
+        assert sent.ticket is not None
+        ticket = self.tickets[sent.ticket]
+        self.sent.remove(sent)
+        self.state[sent.ticket] = "done"
+        for slot in sent.slots:
+            self.content[SlotId(sent.upstream, slot)] = ticket.n_tokens + 9
+        evaluated = None if cached is None else max(1, ticket.n_tokens - cached)
+        finish = Finish(ok, cached, evaluated, 10, 1.0)
+        self.do(self.s.finished(sent.ticket, finish, self.now))
+        self.do(self.s.finished(sent.ticket, finish, self.now))
+
+    def answer(self, sent: Sent, ok: bool = True) -> None:
+        """A warm-up, save or restore is over."""
+        self.sent.remove(sent)
+        slot = SlotId(sent.upstream, sent.slots[0])
+        match sent.work:
+            case Warm(root=root):
+                self.content[slot] = 1000
+                self.do(self.s.warmed(root, WarmResult(ok, 1000 if ok else 0, 5.0), self.now))
+            case Save(root=root):
+                self.do(self.s.saved(root, ok, 20_000_000, 0.05, self.now))
+            case Restore(root=root, slot=target):
+                self.content[slot] = 1000 if ok else 0
+                self.do(self.s.restored(target, root, ok, 0.03, self.now))
+
+    def step(self, sent: Sent) -> None:
+        """The usual next thing that happens to a request."""
+        if sent.abandoned and sent.arrived:
+            self.sent.remove(sent)
+        elif not sent.arrived:
+            self.reach(sent)
+        elif sent.ticket:
+            self.end(sent)
+        else:
+            self.answer(sent)
+
+    def deliver(self, look: Look) -> None:
+        """An answer to GET /slots; who finds an unpinned request in it says so."""
+        if look.upstream not in self.up:
+            return
+        self.asked.discard(look.upstream)
+        for slot in self.foreign:
+            if slot.upstream == look.upstream and look.seen[slot.slot].busy:
+                self.foreign[slot] = True
+        self.do(self.s.slots_seen(look.upstream, look.seen, self.now, look.asked))
+        for sent in list(self.sent):
+            unpinned = sent.ticket and sent.pin is None and sent.need == 1 and sent.upstream == look.upstream
+            if unpinned and sent.ticket and sent.arrived and look.seen[sent.slots[0]].busy:
+                self.do(self.s.placed(sent.ticket, SlotId(sent.upstream, sent.slots[0]), self.now, look.asked))
+
+    def look_now(self, name: str) -> None:
+        self.now += 0.001
+        self.deliver(Look(name, self.now, self.read(name)))
+
+    def lose(self, name: str) -> None:
+        self.up.remove(name)
+        self.asked.discard(name)
+        lost = [s.ticket for s in self.sent if s.upstream == name and s.ticket and not s.abandoned]
+        self.state.update(dict.fromkeys(lost, "done"))
+        self.sent = [s for s in self.sent if s.upstream != name]
+        self.foreign = {slot: seen for slot, seen in self.foreign.items() if slot.upstream != name}
+        self.content = {slot: n for slot, n in self.content.items() if slot.upstream != name}
+        self.looks = [look for look in self.looks if look.upstream != name]
+        self.do(self.s.upstream_lost(name, self.now))
+        for ticket in lost:
+            self.do(self.s.finished(ticket, Finish(ok=False, confirmed_idle=False), self.now))
+
+    def move_to(self, time: float) -> None:
+        for sent in [s for s in self.sent if not s.arrived and s.at + ARRIVAL_S < time]:
+            self.reach(sent)
+        self.now = time
+        self.do(self.s.tick(self.now))
+
+    # effects
+
+    def do(self, effects: list[Effect]) -> None:
+        self.broken = True  # until all of them passed
+        for effect in effects:
+            match effect:
+                case Grant():
+                    self._granted(effect)
+                case Reject():
+                    assert self.state[effect.ticket_id] == "waiting", "S3: rejected after its end"
+                    assert effect.retry_after_s > 0
+                    self.state[effect.ticket_id] = "rejected"
+                case Warm() | Save() | Restore():
+                    self._ordered(effect)
+                case Poll():
+                    assert effect.upstream in self.up
+                    self.asked.add(effect.upstream)
+                case Drop():
+                    assert effect.file
+        self.broken = False
+
+    def _granted(self, grant: Grant) -> None:
+        assert self.state[grant.ticket_id] == "waiting", "S3: granted twice, or after its end"
+        assert grant.upstream in self.up
+        self.state[grant.ticket_id] = "granted"
+        ticket = self.tickets[grant.ticket_id]
+        assert 0 <= grant.expected_cached < max(1, ticket.n_tokens)
+        if grant.slot is not None:
+            assert grant.slot.upstream == grant.upstream
+            assert ticket.pinnable
+            self.check_pin(grant.slot, grant)
+        if FACTS[grant.upstream].capabilities.pin:
+            assert not self._choosing(grant.upstream), "S2: granted while the server chooses a slot"
+            coming = [s for s in self.sent if s.upstream == grant.upstream and s.pin is not None and not s.arrived]
+            assert grant.slot or not coming, f"S2: unpinned while {coming} could find its slot taken"
+        pin = None if grant.slot is None else grant.slot.slot
+        need = ticket.n_seqs if ticket.n_seqs <= FACTS[grant.upstream].n_slots else 1  # more is answered by an error
+        self.sent.append(Sent(grant.upstream, pin, self.now, need, ticket.id))
+
+    def _choosing(self, name: str) -> bool:
+        """Whether an unpinned request of ours may still take any idle slot."""
+        mine = [s for s in self.sent if s.upstream == name and s.ticket and not s.abandoned]
+        return any(s.pin is None and not s.arrived for s in mine)
+
+    def _ordered(self, effect: Warm | Save | Restore) -> None:
+        slot = effect.slot
+        assert slot.upstream in self.up
+        self.check_pin(slot, effect)
+        assert not self._choosing(slot.upstream), "S2: ordered while the server chooses a slot"
+        if isinstance(effect, Warm):
+            assert effect.tickets
+        else:
+            assert not set(effect.file) & set('/\\:*?"<>|')
+        self.sent.append(Sent(slot.upstream, slot.slot, self.now, work=effect))
+
+    # views
+
+    def those(self, state: str) -> list[TicketId]:
+        return [ticket for ticket, its in self.state.items() if its == state]
+
+    def observed(self) -> list[str]:
+        return [name for name in sorted(self.up) if FACTS[name].capabilities.observe]
+
+    def serving(self, ticket: Ticket) -> set[str]:
+        named = {name for name in self.up if ticket.model in FACTS[name].models}
+        return named or {name for name in self.up if not FACTS[name].models} or set(self.up)
+
+    def all_idle(self) -> bool:
+        return all(row.state is SlotState.IDLE for row in self.s.snapshot(self.now).slots)
+
+    def play_out(self) -> None:
+        """Given servers that answer, everything comes to an end by itself."""
+        self.foreign.clear()
+        for _ in range(400):
+            if not self.those("waiting") and not self.sent and self.all_idle():
+                return
+            for sent in list(self.sent):
+                self.step(sent)
+            for name in sorted(self.asked):
+                self.look_now(name)
+            wake = self.s.next_wake()
+            self.now = min(self.now + 5.0, max(self.now + 0.001, wake if wake is not None else 0.0))
+            self.do(self.s.tick(self.now))
+        raise AssertionError(f"left over: {self.s} {self.sent} {self.s.snapshot(self.now).waiting}")
