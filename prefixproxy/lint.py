@@ -41,8 +41,9 @@ class LintOptions:
 
 def run(files: Sequence[str], options: LintOptions) -> int:
     """Lint these files, print the report, and return the exit code. Raises UsageError for what cannot be read."""
-    rules = load_rules([(name, _rule_file(name)) for name in options.rules], frozenset(options.disabled))
+    extra = [(name, _rule_file(name)) for name in options.rules]
     samples = read_samples(_contents(files), options.path)
+    rules = load_rules(extra, frozenset(options.disabled))
     count, tokenizer, note = usable_tokenizer()
     # without a tokenizer no note can be measured: a limit that no note reaches keeps the stabiliser from asking
     limit = options.replay_limit if count else _NO_LIMIT_TOKENS

@@ -14,7 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from prefixproxy.chat import Canonical, canonical
+from prefixproxy.answers import AnswerMemory
+from prefixproxy.body import Body
+from prefixproxy.chat import Canonical, canonical, parse_prompt
 from prefixproxy.errors import UsageError
 from prefixproxy.lint import usable_tokenizer
 from prefixproxy.lint_compare import Comparison, TokenCounter, Verdict, compare, shared_bytes, shown
@@ -22,7 +24,9 @@ from prefixproxy.lint_input import Sample, guess_api, read_samples
 from prefixproxy.lint_report import Pair, Report, Setup, examine
 from prefixproxy.lint_rules import When, tools_detail
 from prefixproxy.lint_show import as_json, print_report
-from prefixproxy.stabilise import StabilisePolicy
+from prefixproxy.plan import Planner
+from prefixproxy.stabilise import StabilisePolicy, Stabiliser
+from prefixproxy.tools import ToolMemory
 from prefixproxy.types import Api
 from prefixproxy.volatile import load_rules
 
@@ -517,6 +521,27 @@ def test_in_counter_examples_no_rule_acts(case: str) -> None:
     report = examine(read((CASES / f"{case}.json").read_bytes()), Setup(RULES), TokenCounter(None), "bytes/4")
     assert not any(seen.acted for request in report.requests for seen in request.seen)
     assert [pair.sent for pair in report.pairs] == [pair.settled for pair in report.pairs]
+
+
+@pytest.mark.parametrize(
+    "case", ["08_openwebui_middle_sentence", "34_mt_tool_shuffle_and_clock", "41_args_reserialised"]
+)
+def test_what_is_compared_is_the_body_that_the_proxy_would_send(case: str) -> None:
+    samples = read((CASES / f"{case}.json").read_bytes())
+    report = examine(samples, Setup(RULES), TokenCounter(None), "bytes/4")
+    planner = Planner(Stabiliser(RULES), ToolMemory(99, 1 << 20), AnswerMemory(99, 1 << 20), "apply")
+    for sample, request in zip(samples, report.requests, strict=True):
+        for call in sample.prompt.tool_calls[:1]:
+            planner.answers.learn(call.id, call.name, '{"path": "plan.py", "max_lines": 20}')
+        planner.arrive(sample.api, sample.body, sample.place, 0.0)
+        sent = parse_prompt(sample.api, Body.parse(planner.plan(sample.api, sample.body, sample.place, 0.0).rendered()))
+        assert sent is not None
+        assert respelled(b"".join(canonical(sent).parts)) == respelled(b"".join(request.live.form.parts))
+
+
+def respelled(text: bytes) -> bytes:
+    """Lint cannot know how the server spelled a call's arguments, only that it was always the same way."""
+    return text.replace(b'{"max_lines":20,"path":"plan.py"}', b'{"path": "plan.py", "max_lines": 20}')
 
 
 # What comes out
