@@ -1,0 +1,355 @@
+"""One request under the microscope: its prompt as a strip, how far the resident prefix reached, and what to change.
+
+Only labels and sizes are kept, in bytes; tokens are each segment's share of the prompt tokens that the server reported.
+Text is kept where the settings say so, and then the first difference is exact and shown.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from sys import intern
+from typing import Any
+
+from prefixproxy.chat import MESSAGE
+from prefixproxy.chat_parts import PART
+from prefixproxy.misses import TOLERANCE_TOKENS
+from prefixproxy.types import MissReason, Outcome, RequestRecord
+from prefixproxy.volatile import RuleSet
+
+MAX_SEGMENTS = 128
+"""Segments kept of one prompt: the root, the newest messages, and what is between them as one."""
+MAX_TEXT_BYTES = 64 << 20
+"""Prompt text kept over all requests, where text is kept at all."""
+EXCERPT_CHARS = 600
+BEFORE_CHARS, BEHIND_CHARS = 80, 160
+"""Text shown on both sides of the first difference."""
+RATE_MIN_TOKENS = 64
+"""A prefill of fewer tokens says nothing about seconds per token."""
+
+_BORDERS = bytes.maketrans(b"\xfc\xfd\xfe\xff", b"    ")
+
+ADVICE: dict[MissReason, str] = {
+    MissReason.NONE: "Nothing to change: everything that could be reused was.",
+    MissReason.COLD_ROOT: "Nothing to change if it happens once per root; if it repeats, give agents that could share a"
+    " briefing the same bytes, or send one request ahead of the fan-out.",
+    MissReason.ROOT_CHANGED: "Move what changed behind the shared text: paste the suggested rule into a file named in"
+    " stabilise.rules, or write the changing value into the newest user message.",
+    MissReason.TOOLS_CHANGED: "Send one tool list, with the same definitions, from all lanes of a family; their order"
+    " does not matter.",
+    MissReason.HISTORY_CHANGED: "Let the client keep its history as it was sent, and compact rarely and at a fixed"
+    " size: every edit is paid from there to the end.",
+    MissReason.SLOT_EVICTED: "Give the server more slots (-np), run fewer lanes at once (admission.concurrency), or set"
+    " admission.side_slots so that titles and summaries stay out of the slots that matter.",
+    MissReason.FORK_FAILED: "Start llama-server with --slot-save-path on a disk with room, and read the proxy's log for"
+    " the warm-up or copy that failed.",
+    MissReason.NO_ROLLBACK: "Leave snapshots on (upstreams.snapshots), and start sliding-window models with --swa-full:"
+    " this model's memory cannot be cut back to a prefix.",
+    MissReason.UPSTREAM_RESTARTED: "Nothing to change in the prompt: the server restarted and lost its cache; find out"
+    " why it did.",
+    MissReason.REUSE_OFF: 'Set reuse.mode = "on": this request ran without reuse.',
+    MissReason.UNKNOWN: "Compare what the chat template renders for this turn and the one before (POST"
+    " /apply-template): the proxy sees no difference that explains it, or the server reported no count.",
+}
+"""One sentence for each reason."""
+
+RULE_ADVICE: dict[str, str] = {
+    "clock": "Move the clock into the newest user message, or tell the date only.",
+    "date": "Move the date into the newest user message; at midnight it changes for everybody.",
+    "lane": "Name the lane in its own user message, not in the system prompt.",
+    "session": "Keep the session id out of the prompt, or put it into a user message.",
+    "run": "Keep the run id out of the prompt, or put it into a user message.",
+    "request": "Keep the request id out of the prompt: it differs every time.",
+    "worker": "Name the worker in its own user message, not in the system prompt.",
+    "counter": "Put counters (turn, step, tokens left) into the newest user message.",
+    "cwd": "Tell the working directory in the first user message, behind what all projects share.",
+    "env": "Tell the environment (folder, platform, date) in the first user message, behind what all sessions share.",
+    "git": "Tell the git status in a user message: it changes with every edit.",
+    "memory": "Put what the memory search found into the newest user message.",
+    "metadata": "Keep ids of the newest message in that message.",
+    "state": "Put state (devices, entities) into the newest user message, where only the newest copy counts.",
+    "generated": "Leave out the stamp of when a map or list was generated.",
+}
+"""One sentence for each topic of a rule: what the client could do itself."""
+OTHER_RULE = "Put this text into the newest user message, behind what the requests share."
+STRIPPED = "Switch the line off in the client if it can be: it is no prompt text, and the proxy drops it."
+
+
+@dataclass(frozen=True, slots=True)
+class Strip:
+    """A prompt's segments in reading order: `ends` in bytes, one for each label; the first `head_bytes` are the root.
+    `reference`: id of the earlier request that the first difference refers to, "" for none."""
+
+    labels: tuple[str, ...]
+    ends: tuple[int, ...]
+    head_bytes: int
+    reference: str = ""
+
+    @property
+    def n_bytes(self) -> int:
+        return self.ends[-1] if self.ends else 0
+
+    @property
+    def segments(self) -> list[tuple[str, int, int]]:
+        return [(label, *span) for label, span in zip(self.labels, pairwise((0, *self.ends)), strict=True)]
+
+
+def strip_of(segments: Sequence[tuple[str, int, int]], n_bytes: int, head_bytes: int, reference: str = "") -> Strip:
+    """The strip of a plan's segments (label, start, end); a prompt without any is one segment."""
+    if not segments:
+        return Strip(("prompt",), (n_bytes,), 0, reference)
+    labels, ends = [label for label, _, _ in segments], [end for _, _, end in segments]
+    surplus = len(labels) - MAX_SEGMENTS
+    if surplus > 0:
+        # The root and the newest messages say most, so the oldest messages behind the root become one.
+        first = min(sum(end <= head_bytes for end in ends), MAX_SEGMENTS // 2)
+        labels[first : first + surplus + 1] = [f"{labels[first]} ... {labels[first + surplus]}"]
+        del ends[first : first + surplus]
+    return Strip(tuple(map(intern, labels)), tuple(ends), head_bytes, reference)
+
+
+class Strips:
+    """The strips of the newest `keep` requests, and with `store_text` their text, as far as it fits."""
+
+    def __init__(self, keep: int, *, store_text: bool = False, max_text_bytes: int = MAX_TEXT_BYTES) -> None:
+        self._keep = keep
+        self._store_text = store_text
+        self._max_text_bytes = max_text_bytes
+        self._strips: OrderedDict[str, Strip] = OrderedDict()
+        self._texts: OrderedDict[str, tuple[bytes, ...]] = OrderedDict()
+        self.text_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._strips)
+
+    def remember(self, request_id: str, strip: Strip, parts: Sequence[bytes]) -> None:
+        """`parts`: the canonical bytes of each segment, kept only with `store_text`."""
+        self._strips[request_id] = strip
+        if self._store_text:
+            self._texts[request_id] = tuple(parts)
+            self.text_bytes += sum(map(len, parts))
+        while len(self._strips) > self._keep:
+            oldest, _ = self._strips.popitem(last=False)
+            self._drop_text(oldest)
+        while self.text_bytes > self._max_text_bytes:
+            self._drop_text(next(iter(self._texts)))
+
+    def strip(self, request_id: str) -> Strip | None:
+        return self._strips.get(request_id)
+
+    def text(self, request_id: str) -> tuple[bytes, ...] | None:
+        """The prompt's canonical parts, None where they are not kept."""
+        return self._texts.get(request_id)
+
+    def _drop_text(self, request_id: str) -> None:
+        self.text_bytes -= sum(map(len, self._texts.pop(request_id, ())))
+
+
+def explain(
+    record: RequestRecord,
+    strips: Strips,
+    seconds_per_token: float | None,
+    treatments: Mapping[str, str],
+    *,
+    observing: bool = False,
+) -> dict[str, Any]:
+    """Why a request cost what it cost, as JSON values; unknown is None.
+
+    `seconds_per_token`: the measured prefill rate of its model. `treatments`: see `rule_advice`. `observing`: the rules
+    only told what they would move.
+    """
+    strip = strips.strip(record.id)
+    difference = _difference(record, strip, strips)
+    rate = _own_rate(record) or seconds_per_token
+    return {
+        "prompt_tokens": record.prompt_tokens,
+        "prompt_bytes": strip.n_bytes if strip else None,
+        "tokens_are": "estimated from bytes" if record.prompt_tokens is not None else "unknown",
+        "strip": _strip(record, strip, strips.text(record.id)) if strip else [],
+        "resident": _resident(record, strip),
+        "reusable_tokens": _reusable(record, difference),
+        "first_difference": difference,
+        "moved": _moved(record, treatments, observing=observing),
+        "cost": _cost(record, rate),
+        "advice": advice(record),
+    }
+
+
+def advice(record: RequestRecord) -> str:
+    """One sentence: what to change."""
+    if record.outcome is not Outcome.OK:
+        return OUTCOME_ADVICE[record.outcome]
+    return ADVICE[record.miss_reason]
+
+
+OUTCOME_ADVICE: dict[Outcome, str] = {
+    Outcome.UPSTREAM_ERROR: "Read the upstream's own error and its log: it failed on this request.",
+    Outcome.CLIENT_GONE: "Raise the client's timeout if it gave up waiting; what was evaluated by then stays cached.",
+    Outcome.REJECTED: "Let the client wait and try again, or raise admission.queue_limit; a prompt that does not fit"
+    " needs a larger context per slot.",
+    Outcome.TIMED_OUT: "Raise admission.queue_timeout, run fewer lanes at once, or give the server more slots.",
+    Outcome.UPSTREAM_DOWN: "Start the upstream, or correct its URL: none was ready.",
+    Outcome.BAD_REQUEST: "Correct the request: the error the client got says what is wrong with it.",
+}
+"""One sentence for each outcome but ok."""
+
+
+def rule_advice(rules: RuleSet) -> dict[str, str]:
+    """The sentence for each rule, by its name."""
+    return {
+        rule.name: STRIPPED if rule.treatment == "strip" else RULE_ADVICE.get(rule.topic, OTHER_RULE)
+        for rule in rules.rules
+    }
+
+
+def tokens_before(offset: int, n_bytes: int, prompt_tokens: int) -> int:
+    """The tokens in front of a byte, by its share of the prompt."""
+    return round(prompt_tokens * offset / n_bytes) if n_bytes else 0
+
+
+def _strip(record: RequestRecord, strip: Strip, text: tuple[bytes, ...] | None) -> list[dict[str, Any]]:
+    prompt, cached = record.prompt_tokens, record.cache_n
+    answers = [i for i, label in enumerate(strip.labels) if label.startswith("assistant")]
+    newest = max(answers, default=-1) + 1
+    out = []
+    for i, (label, start, end) in enumerate(strip.segments):
+        part = "root" if end <= strip.head_bytes else "tail" if i >= newest else "history"
+        one: dict[str, Any] = {"segment": label, "part": part, "bytes": end - start, "tokens": None, "cached": None}
+        if prompt is not None:
+            first, last = (tokens_before(at, strip.n_bytes, prompt) for at in (start, end))
+            one["tokens"] = last - first
+            one["cached"] = None if cached is None else max(0, min(last, cached) - first)
+        if text is not None and len(text) == len(strip.labels):
+            one["text"] = _excerpt(text[i])
+        out.append(one)
+    return out
+
+
+def _resident(record: RequestRecord, strip: Strip | None) -> dict[str, Any] | None:
+    """Where the resident prefix ended: the segment, and about how many bytes into it."""
+    prompt, cached = record.prompt_tokens, record.cache_n
+    if prompt is None or cached is None or strip is None:
+        return None
+    at = round(strip.n_bytes * min(1.0, cached / max(1, prompt)))
+    label, offset = _locate(strip, at)
+    return {"tokens": cached, "segment": label, "offset": offset}
+
+
+def _locate(strip: Strip, at: int) -> tuple[str, int]:
+    for label, start, end in strip.segments:
+        if start <= at < end:
+            return label, at - start
+    return "tail", at - strip.n_bytes
+
+
+def _difference(record: RequestRecord, strip: Strip | None, strips: Strips) -> dict[str, Any] | None:
+    first, prompt = record.first_difference, record.prompt_tokens
+    if first is None or prompt is None:
+        return None
+    out: dict[str, Any] = {
+        "segment": first.segment,
+        "offset": first.offset,
+        "token": prompt - first.tokens_after,
+        "tokens_after": first.tokens_after,
+        "exact": False,
+        "compared_with": strip.reference if strip and strip.reference else None,
+    }
+    here, there = strips.text(record.id), strips.text(strip.reference) if strip else None
+    if strip and here and there:
+        out.update(_exact(strip, b"".join(here), b"".join(there), prompt))
+    return out
+
+
+def _exact(strip: Strip, here: bytes, there: bytes, prompt_tokens: int) -> dict[str, Any]:
+    """Both texts are kept: the very byte, and what stands there in each."""
+    at = _common_bytes(here, there)
+    segment, offset = _locate(strip, at)
+    token = tokens_before(at, strip.n_bytes, prompt_tokens)
+    start = max(0, at - BEFORE_CHARS)
+    return {
+        "segment": segment,
+        "offset": offset,
+        "token": token,
+        "tokens_after": prompt_tokens - token,
+        "exact": True,
+        "common": _readable(here[start:at]),
+        "before": _readable(there[at : at + BEHIND_CHARS]),
+        "now": _readable(here[at : at + BEHIND_CHARS]),
+    }
+
+
+def _common_bytes(here: bytes, there: bytes) -> int:
+    """By halving, as comparing slices is what Python does fast."""
+    low, high = 0, min(len(here), len(there))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if here[low:middle] == there[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _reusable(record: RequestRecord, difference: Mapping[str, Any] | None) -> int | None:
+    """Tokens that a slot could have held: up to the first difference, or as many as the scheduler expected."""
+    prompt, cached = record.prompt_tokens, record.cache_n
+    if prompt is None or cached is None:
+        return None
+    known = max(record.expected_cached or 0, difference["token"] if difference else 0)
+    return min(prompt, known) if known - cached > TOLERANCE_TOKENS else cached
+
+
+def _moved(record: RequestRecord, treatments: Mapping[str, str], *, observing: bool) -> list[dict[str, Any]]:
+    """What each rule moved, or would have, largest first."""
+    sizes: Counter[str] = Counter()
+    where: dict[str, list[str]] = {}
+    for relocation in record.relocations:
+        sizes[relocation.rule] += relocation.bytes
+        segments = where.setdefault(relocation.rule, [])
+        if relocation.segment not in segments:
+            segments.append(relocation.segment)
+    return [
+        {
+            "rule": rule,
+            "segments": where[rule],
+            "bytes": n_bytes,
+            "done": not observing,
+            "advice": treatments.get(rule, OTHER_RULE),
+        }
+        for rule, n_bytes in sizes.most_common()
+    ]
+
+
+def _own_rate(record: RequestRecord) -> float | None:
+    if record.prompt_ms is None or record.prompt_n is None or record.prompt_n < RATE_MIN_TOKENS:
+        return None
+    return record.prompt_ms / 1e3 / record.prompt_n
+
+
+def _cost(record: RequestRecord, rate: float | None) -> dict[str, Any]:
+    """Seconds of prefill: as the server reported them, else evaluated tokens at the measured rate."""
+    evaluated, cached = record.prompt_n, record.cache_n
+    estimated = evaluated * rate if evaluated is not None and rate is not None else None
+    reported = record.prompt_ms / 1e3 if record.prompt_ms is not None else None
+    return {
+        "evaluated_tokens": evaluated,
+        "seconds": estimated if reported is None else reported,
+        "seconds_are": "reported" if reported is not None else "estimated" if estimated is not None else "unknown",
+        "saved_tokens": cached,
+        "saved_seconds": cached * rate if cached is not None and rate is not None else None,
+        "seconds_per_token": rate,
+    }
+
+
+def _excerpt(part: bytes) -> str:
+    """The beginning and the end of a segment's text, its border and role left out."""
+    text = _readable(part.partition(PART)[2] if part.startswith(MESSAGE) else part)
+    if len(text) <= EXCERPT_CHARS:
+        return text
+    return f"{text[: EXCERPT_CHARS * 2 // 3]} [...] {text[-EXCERPT_CHARS // 3 :]}"
+
+
+def _readable(text: bytes) -> str:
+    return text.translate(_BORDERS).decode("utf-8", "replace")
