@@ -14,7 +14,7 @@ from typing import Any
 BYTES_PER_TOKEN = 3.95
 """Of this text in SmolLM2's vocabulary, counted with /tokenize; other vocabularies differ by a tenth or so."""
 
-MAX_TOKENS = 16
+MAX_TOKENS = 8
 SEED = "harbour"
 
 _PLACES = (
