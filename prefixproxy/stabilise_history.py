@@ -55,7 +55,7 @@ class History:
 
     def known(self) -> list[tuple[bytes, bool]]:
         """The hashes of the history before each answer, the longest first, and whether that answer is only begun."""
-        return [(self.keys[at], at >= self.asked) for at in reversed(self.answers) if at <= self.asked]
+        return [(self.keys[at], at >= self.asked) for at in reversed(self.answers)]
 
 
 @dataclass(frozen=True, slots=True)

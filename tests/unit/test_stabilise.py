@@ -525,6 +525,17 @@ def test_after_a_restart_the_next_turn_goes_on_byte_for_byte() -> None:
     assert texts(three.prompt)[-1] == "Five" + note(clock(3))
 
 
+def test_after_a_restart_a_prefill_is_still_known_as_one() -> None:
+    old, restarted = new(), new()
+    old.apply(prompt_of(head(1), "u:One", "a:The answer"), 0.0)
+    assert restarted.load(json.loads(json.dumps(old.export()))) == 0
+    for stabiliser in (old, restarted):
+        done = stabiliser.apply(prompt_of(head(2), "u:One", "a:The answer"), 1.0)
+        assert texts(done.prompt)[1] == "One" + note(clock(2))
+        later = stabiliser.apply(prompt_of(head(3), "u:One", "a:The answer is 7.", "u:Two"), 2.0)
+        assert texts(later.prompt)[1:] == ["One" + note(clock(2)), "The answer is 7.", "Two" + note(clock(3))]
+
+
 def test_changes_laid_over_each_other_are_the_export() -> None:
     stabiliser = new(max_conversations=3, max_families=2)
     kept: dict[str, dict[str, Any]] = {"families": {}, "conversations": {}}
@@ -620,6 +631,7 @@ def test_set_to_off_nothing_is_learned() -> None:
         (AGENT, "You play chess. Move only when asked. Keep quiet otherwise, and be polite to everyone."),
         (f"{AGENT}\n1", f"{AGENT}\n2"),
         (f"{AGENT}\nmore", f"{AGENT}\nless"),
+        ("Title of the play: Hamlet, prince of Denmark\nGo.", "Title of the play: As you like it, or not\nGo."),
     ],
 )
 def test_what_is_no_change_of_a_value_is_not_suggested(one: str, two: str) -> None:

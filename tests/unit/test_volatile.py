@@ -367,6 +367,11 @@ def test_a_text_full_of_clocks_is_a_log() -> None:
     assert not cut_at_first_sight(head)
 
 
+def test_a_head_with_more_spans_than_a_head_has_is_a_table() -> None:
+    table = f"{AGENT}\n" + "\n".join(f"Current time: 10:00:%02d\nRow {i}." for i in range(200))
+    assert moved(*(table % ((i,) * 200) for i in (1, 2))) == ["", ""]
+
+
 HOSTILE = [
     "current " * 80 + ":",
     "the current date and time is " + "2026-" * 90,
