@@ -63,6 +63,7 @@ class Answering:
         self._clock = clock
         self._tell_first_token = first_token
         self._progress = ProgressFilter(exchange.api, remove=progress_is_ours)
+        self._tail = StreamTail()
         self.said: dict[str, Any] | None = None
         """The whole answer in the shape of a JSON one, as far as it could be read."""
 
@@ -72,17 +73,21 @@ class Answering:
         self._describe()
         headers = end_to_end(response.headers)
         streamed = any(k.lower() == b"content-type" and b"event-stream" in v for k, v in headers)
-        if not streamed or response.status != 200:
-            finish = await self._relay_plain(response, headers)
-        elif self._exchange.streaming:
-            finish = await self._relay_stream(response, headers)
-        else:
-            finish = await self._relay_assembled(response, headers)
+        try:
+            if not streamed or response.status != 200:
+                finish = await self._relay_plain(response, headers)
+            elif self._exchange.streaming:
+                finish = await self._relay_stream(response, headers)
+            else:
+                finish = await self._relay_assembled(response, headers)
+        finally:
+            if not self._lease.idle:
+                self._learn_what_was_told()
         self._lease.usage = self._exchange.usage
         return finish
 
     async def _relay_stream(self, response: UpstreamResponse, headers: Headers) -> Finish:
-        progress, tail, kept = self._progress, StreamTail(), _Kept()
+        progress, tail, kept = self._progress, self._tail, _Kept()
         await self._reply.start(response.status, [*without(headers, _STREAM_DROPS), *_STREAM_HEADERS])
         async for chunk in response.chunks():
             tail.feed(chunk)
@@ -143,6 +148,16 @@ class Answering:
         """The stream ended by itself: the slot is idle, and the last events say what it cost."""
         self._lease.ok = self._lease.idle = True
         self._exchange.usage = self._lease.usage = usage_from(self._exchange.api, objects)
+
+    def _learn_what_was_told(self) -> None:
+        """It broke off. The server counts the prompt as far as it came, so we do: see `lease.CutShort`."""
+        told, progress = self._tail.last_objects(), self._progress.progress
+        if progress is not None:
+            counts = {"total": progress.total, "cache": progress.cached, "processed": progress.processed}
+            told.insert(0, {"prompt_progress": counts})
+        usage = self._exchange.usage = usage_from(self._exchange.api, told)
+        if usage.evaluated_tokens is None:
+            self._lease.reused = usage.cached_tokens
 
     def _first_token(self) -> None:
         if self._exchange.times.first_token is None:

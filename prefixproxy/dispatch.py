@@ -18,7 +18,7 @@ from typing import assert_never
 
 from prefixproxy.backends import Backend, SlotReading
 from prefixproxy.errors import ProxyError, UpstreamUnavailable
-from prefixproxy.lease import Lease, Waiting, Watch, rejection
+from prefixproxy.lease import CutShort, Lease, Waiting, Watch, rejection
 from prefixproxy.prefix import PrefixChain
 from prefixproxy.schedule import Scheduler
 from prefixproxy.schedule_types import (
@@ -81,6 +81,7 @@ class Dispatcher:
         }
         self._entries: dict[TicketId, _Entry] = {}
         self._leases: dict[TicketId, Lease] = {}
+        self._cut_short = CutShort()
         self._tasks: set[asyncio.Task[None]] = set()
         self._group: asyncio.TaskGroup | None = None
         self._nudge = asyncio.Event()
@@ -209,6 +210,7 @@ class Dispatcher:
             confirmed_idle=lease.idle,
         )
         self._learn_ratio(lease)
+        self._cut_short.released(lease, self._clock())
         self._apply(self._scheduler.finished(lease.ticket.id, finish, self._clock()))
 
     def _learn_ratio(self, lease: Lease) -> None:
@@ -366,9 +368,12 @@ class Dispatcher:
     def _upstream_lost(self, name: str) -> None:
         if not any(keeper.state.health is Health.UP for other, keeper in self.keepers.items() if other != name):
             self._some_up.clear()
+        self._cut_short.lost(name)
         self._apply(self._scheduler.upstream_lost(name, self._clock()))
 
     def _slots_read(self, upstream: str, reading: Mapping[int, SlotReading], asked_at: float) -> None:
+        for lease, slot, cached, evaluated in self._cut_short.read(upstream, reading, asked_at):
+            self._watch.cut_short(upstream, self.model_of(upstream), slot, lease.ticket.family, cached, evaluated)
         seen = {slot: SlotSeen(busy=r.busy, n_tokens=r.n_tokens) for slot, r in reading.items()}
         self._apply(self._scheduler.slots_seen(upstream, seen, self._clock(), asked_at))
 

@@ -65,6 +65,7 @@ class Exchange:
     lease: Lease | None = None
     verdict: Verdict | None = None
     sent: float = 0.0
+    reuse_off: bool = False
     refused: str = ""
     """The code of the error it was refused with, before it reached an upstream."""
 

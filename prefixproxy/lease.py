@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, assert_never
 
-from prefixproxy.backends import Backend
+from prefixproxy.backends import Backend, SlotReading
 from prefixproxy.errors import ProxyError, Rejected, UpstreamUnavailable
 from prefixproxy.schedule_types import Reason, Reject, RejectReason, Ticket
 from prefixproxy.types import Usage
@@ -25,11 +26,13 @@ class Waiting(Protocol):
 
 
 class Watch(Protocol):
-    """Who counts warm-ups and forks."""
+    """Who counts warm-ups, forks, and what broken-off requests had cost."""
 
     def warmup(self, upstream: str, outcome: str, model: str, slot: int | None, usage: Usage | None) -> None: ...
 
     def fork(self, upstream: str, outcome: str, seconds: float) -> None: ...
+
+    def cut_short(self, upstream: str, model: str, slot: int, family: str, cached: int, evaluated: int) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -52,6 +55,40 @@ class Lease:
     ok: bool = False
     idle: bool = False
     """The server said its last word, or never got the request: the slot is free without looking."""
+    reused: int | None = None
+    """Cached tokens of a request that was broken off within its prefill, None for any other."""
+
+
+class CutShort:
+    """Requests that were broken off within their prefill. The server goes on for a batch or two until it notices and
+    counts all of it; how much that was shows in the length of the slot, once that is seen idle."""
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[str, int], tuple[Lease, float]] = {}
+
+    def released(self, lease: Lease, now: float) -> None:
+        """A request is over; what was open on its slot can no longer be told."""
+        if lease.slot is not None:
+            place = (lease.backend.name, lease.slot)
+            self._open.pop(place, None)
+            if lease.reused is not None and not lease.idle:
+                self._open[place] = (lease, now)
+
+    def read(
+        self, upstream: str, reading: Mapping[int, SlotReading], asked_at: float
+    ) -> Iterator[tuple[Lease, int, int, int]]:
+        """Those whose slot this reading shows idle: the lease, its slot, tokens reused, tokens evaluated."""
+        for slot, seen in reading.items():
+            lease, since = self._open.get((upstream, slot), (None, 0.0))
+            if lease is None or lease.reused is None or seen.busy or asked_at < since:
+                continue
+            del self._open[(upstream, slot)]
+            if seen.n_tokens is not None and seen.n_tokens >= lease.reused:
+                yield lease, slot, lease.reused, seen.n_tokens - lease.reused
+
+    def lost(self, upstream: str) -> None:
+        """The server is gone, and its counts with it."""
+        self._open = {place: entry for place, entry in self._open.items() if place[0] != upstream}
 
 
 def rejection(reject: Reject) -> ProxyError:

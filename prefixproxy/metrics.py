@@ -183,9 +183,7 @@ class Metrics:
         if record.cache_source is not CacheSource.REPORTED or cached is None or evaluated is None:
             return
         self._count_tokens(model, record.upstream, record.slot, cached, evaluated)
-        family = self._family(record.family)
-        self._at(self._family_tokens, family, "cached").inc(cached)
-        self._at(self._family_tokens, family, "evaluated").inc(evaluated)
+        self._count_family(record.family, cached, evaluated)
         if cached + evaluated > 0:
             self._at(self._ratio, model, kind).observe(cached / (cached + evaluated))
         if record.expected_cached is not None:
@@ -227,6 +225,11 @@ class Metrics:
         self._at(self._forks, upstream, _work_outcome(outcome)).inc()
         self._at(self._fork_seconds, upstream).observe(seconds)
 
+    def cut_short(self, upstream: str, model: str, slot: int, family: str, cached: int, evaluated: int) -> None:
+        """What a request had cost that was broken off within its prefill, once that is known: behind its `observe`."""
+        self._count_tokens(self._model(model), upstream, slot, cached, evaluated)
+        self._count_family(family, cached, evaluated)
+
     def watch(self, snapshot: Callable[[], StatusSnapshot]) -> None:
         """Take the gauges from `snapshot`, which is called at each scrape. The last one given counts."""
         if self._gauges is not None:
@@ -239,6 +242,11 @@ class Metrics:
         encode, content_type = choose_encoder(accept)
         return encode(_WithoutCreated(self.registry)), content_type
 
+    def seconds_per_token(self, model: str) -> float | None:
+        """The measured prefill rate of a model, None before its first measurement."""
+        rate = self._prefill_rates.get(model or "unknown")
+        return rate.seconds_per_token if rate else None
+
     def _count_tokens(self, model: str, upstream: str, slot: int | None, cached: int, evaluated: int) -> None:
         self._at(self._tokens, model, "cached").inc(cached)
         self._at(self._tokens, model, "evaluated").inc(evaluated)
@@ -246,6 +254,11 @@ class Metrics:
             label = self._slot(str(slot))
             self._at(self._slot_tokens, upstream, label, "cached").inc(cached)
             self._at(self._slot_tokens, upstream, label, "evaluated").inc(evaluated)
+
+    def _count_family(self, family: str, cached: int, evaluated: int) -> None:
+        label = self._family(family)
+        self._at(self._family_tokens, label, "cached").inc(cached)
+        self._at(self._family_tokens, label, "evaluated").inc(evaluated)
 
     def _count_prefill(self, model: str, cached: int, evaluated: int, prompt_ms: float | None) -> None:
         rate = self._prefill_rates.setdefault(model, PrefillRate())

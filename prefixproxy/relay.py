@@ -68,6 +68,8 @@ class Parts:
     unix_time: Callable[[], float]
     learned: Callable[[], None]
     """To be called when the planner may have something new to keep over a restart."""
+    reuse: bool = True
+    """False: every prompt is evaluated whole."""
 
 
 class Relay:
@@ -253,6 +255,10 @@ class _Run:
             edits.append(SetKey((), "id_slot", lease.slot))
         elif "id_slot" in data and api in PINNABLE:
             edits.append(Remove(("id_slot",)))
+        if not self._parts.reuse and api in PINNABLE:
+            lease.expected_cached = 0
+            edits.append(SetKey((), "cache_prompt", False))
+        self._exchange.reuse_off = not self._parts.reuse or data.get("cache_prompt") is False
         return bool(added), edits
 
 

@@ -266,6 +266,8 @@ class UpstreamView:
     kv_bytes_per_token: float | None
     restore_bytes_per_s: float | None
     answer_s: float | None
+    truncated_reuse: float = 1.0
+    """Share of a prefix that was reused where a slot had to forget the tail behind it first."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,6 +75,7 @@ def _upstream(server: Server, policy: Policy, now: float) -> UpstreamView:
         kv_bytes_per_token=rates.bytes_per_token,
         restore_bytes_per_s=1 / rates.restore_s_per_byte if rates.restore_s_per_byte else None,
         answer_s=rates.answer_s,
+        truncated_reuse=rates.truncated_reuse,
     )
 
 
