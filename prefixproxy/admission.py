@@ -37,6 +37,10 @@ class AdmissionControl:
     def shown(self) -> dict[str, Any]:
         return self._admission.model_dump()
 
+    def schema(self) -> dict[str, Any]:
+        """The settings' types, bounds and descriptions, as JSON Schema."""
+        return type(self._admission).model_json_schema()
+
     def change(self, changes: Mapping[str, Any]) -> None:
         """Raises UsageError, and changes nothing, if any of them is wrong."""
         changed = amended(self._admission, changes)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from starlette.applications import Starlette
@@ -24,20 +25,25 @@ from prefixproxy.gate import Gate
 from prefixproxy.journal import Journal
 from prefixproxy.keeping import Keeping, SlotRows, keeping_of
 from prefixproxy.metrics import Metrics
+from prefixproxy.microscope import Strips, rule_advice
 from prefixproxy.passthrough import Passthrough
 from prefixproxy.plan import Planner
 from prefixproxy.relay import Parts, Relay
 from prefixproxy.schedule import Scheduler
+from prefixproxy.schedule_types import Policy
 from prefixproxy.settings import Settings
 from prefixproxy.stabilise import StabilisePolicy, Stabiliser
 from prefixproxy.state import StateFile
 from prefixproxy.status import OWN_PREFIX, PUBLIC, Status, status_snapshot
 from prefixproxy.telemetry import Telemetry
 from prefixproxy.tools import ToolMemory
-from prefixproxy.types import API_OF_PATH
-from prefixproxy.volatile import load_rules
+from prefixproxy.trend import Trend
+from prefixproxy.types import API_OF_PATH, Usage
+from prefixproxy.volatile import RuleSet, load_rules
 
 EMBEDDED = "embedded"
+NO_ROLLBACK_SHARE = 0.5
+"""Of the tokens before a forgotten tail, this share or less was reused: the model's memory cannot be cut back."""
 EVENTS_PATH = "/prefixproxy/events"
 MAX_TOOL_SETS, MAX_CALLS, MAX_MEMORY_BYTES = 1024, 16_384, 32 << 20
 
@@ -57,37 +63,66 @@ def create_app(settings: Settings, *, engine: Engine | None = None) -> Proxy:
     """
     clock = time.monotonic
     metrics = Metrics()
-    scheduler = Scheduler(policy_of(settings.admission))
-    dispatcher = Dispatcher(scheduler, _backends(settings, engine), metrics, clock)
-    admission = AdmissionControl(settings.admission, dispatcher.set_policy)
-    planner = _planner(settings)
+    reuse = settings.reuse.mode != "off"
+    scheduler = Scheduler(_policy(policy_of(settings.admission), reuse))
+    trend = Trend(time.time())
+    dispatcher = Dispatcher(scheduler, _backends(settings, engine), _Watch(metrics, trend), clock)
+    admission = AdmissionControl(settings.admission, lambda policy: dispatcher.set_policy(_policy(policy, reuse)))
+    rules = _rules(settings)
+    planner = _planner(settings, rules)
     slots = SlotRows(scheduler, [upstream.name for upstream in settings.upstreams])
     keeping = keeping_of(StateFile(settings.state.path), planner.stabiliser, planner.tools, planner.answers, slots)
     parts = Parts(
         dispatcher=dispatcher,
         planner=planner,
-        telemetry=Telemetry(metrics, Journal(settings.journal.keep), History(), dispatcher.model_of),
+        telemetry=Telemetry(
+            metrics,
+            Journal(settings.journal.keep),
+            History(),
+            dispatcher.model_of,
+            Strips(settings.journal.keep, store_text=settings.journal.store_text),
+            trend,
+            _cannot_roll_back(dispatcher),
+        ),
         gate=Gate(_keys(settings)),
         max_body_bytes=settings.server.max_body_bytes,
         queue_timeout_s=admission.queue_timeout_s,
         clock=clock,
         unix_time=time.time,
         learned=keeping.changed,
+        reuse=reuse,
     )
-    metrics.watch(lambda: status_snapshot(dispatcher))
-    return Proxy(_Entrance(parts, admission, keeping), parts)
+    metrics.watch(lambda: status_snapshot(dispatcher, reuse=reuse))
+    return Proxy(_Entrance(parts, Status(parts, admission, rule_advice(rules)), keeping), parts)
+
+
+class _Watch:
+    """Counts what the dispatcher does besides requests: for the metrics, and for the page's trend."""
+
+    def __init__(self, metrics: Metrics, trend: Trend) -> None:
+        self._trend = trend
+        self._metrics = metrics
+        self.fork = metrics.fork
+
+    def warmup(self, upstream: str, outcome: str, model: str, slot: int | None, usage: Usage | None) -> None:
+        self._metrics.warmup(upstream, outcome, model, slot, usage)
+        self._trend.warmup(upstream, slot, outcome, usage, time.time())
+
+    def cut_short(self, upstream: str, model: str, slot: int, family: str, cached: int, evaluated: int) -> None:
+        self._metrics.cut_short(upstream, model, slot, family, cached, evaluated)
+        self._trend.tokens(cached, evaluated, time.time())
 
 
 class _Entrance:
     """The first fork: our own pages, prompts, and everything else. Prompts meet no middleware."""
 
-    def __init__(self, parts: Parts, admission: AdmissionControl, keeping: Keeping) -> None:
+    def __init__(self, parts: Parts, status: Status, keeping: Keeping) -> None:
         @asynccontextmanager
         async def lifespan(app: Starlette) -> AsyncIterator[None]:
             async with keeping.running(), parts.dispatcher.running():
                 yield
 
-        self._own = Starlette(routes=Status(parts, admission).routes(), lifespan=lifespan)
+        self._own = Starlette(routes=status.routes(), lifespan=lifespan)
         self._relay = Relay(parts)
         self._events = Events(parts.telemetry.journal, parts.gate)
         self._passthrough = Passthrough(parts)
@@ -95,7 +130,7 @@ class _Entrance:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] == EVENTS_PATH and scope["method"] == "GET":
             await self._events(scope, receive, send)
-        elif scope["type"] != "http" or scope["path"] in PUBLIC or scope["path"].startswith(OWN_PREFIX):
+        elif scope["type"] != "http" or scope["path"] in PUBLIC or f"{scope['path']}/".startswith(OWN_PREFIX):
             await self._own(scope, receive, send)
         elif scope["method"] == "POST" and scope["path"] in API_OF_PATH:
             await self._relay(scope, receive, send)
@@ -112,9 +147,13 @@ def _backends(settings: Settings, engine: Engine | None) -> list[tuple[Backend, 
     return [(LlamaServer(u.name, u.url, u.api_key), u.slots, u.snapshots == "auto") for u in settings.upstreams]
 
 
-def _planner(settings: Settings) -> Planner:
+def _rules(settings: Settings) -> RuleSet:
     stabilise = settings.stabilise
-    rules = load_rules([(name, _rule_file(name)) for name in stabilise.rules], frozenset(stabilise.disabled))
+    return load_rules([(name, _rule_file(name)) for name in stabilise.rules], frozenset(stabilise.disabled))
+
+
+def _planner(settings: Settings, rules: RuleSet) -> Planner:
+    stabilise = settings.stabilise
     policy = StabilisePolicy(learned=stabilise.learned, replay_limit_tokens=stabilise.replay_limit)
     tools, answers = ToolMemory(MAX_TOOL_SETS, MAX_MEMORY_BYTES), AnswerMemory(MAX_CALLS, MAX_MEMORY_BYTES)
     return Planner(Stabiliser(rules, policy), tools, answers, stabilise.mode)
@@ -125,6 +164,18 @@ def _rule_file(name: str) -> str:
         return Path(name).expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as failure:
         raise UsageError(f"stabilise.rules: cannot read {name}: {failure}") from None
+
+
+def _policy(policy: Policy, reuse: bool) -> Policy:
+    """Without reuse no root is worth warming or copying."""
+    return policy if reuse else replace(policy, fork=False, root_threshold_s=math.inf)
+
+
+def _cannot_roll_back(dispatcher: Dispatcher) -> Callable[[str], bool]:
+    """Whether an upstream was seen to lose what its slots held when only a tail had to go."""
+    return lambda upstream: any(
+        view.name == upstream and view.truncated_reuse <= NO_ROLLBACK_SHARE for view in dispatcher.snapshot().upstreams
+    )
 
 
 def _keys(settings: Settings) -> Mapping[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
@@ -16,10 +17,12 @@ from prefixproxy import __version__
 from prefixproxy.admission import AdmissionControl
 from prefixproxy.body import Body
 from prefixproxy.dispatch import Dispatcher
-from prefixproxy.errors import BadRequest, ProxyError, UsageError
+from prefixproxy.errors import BadRequest, ProxyError, UpstreamTimedOut, UsageError
 from prefixproxy.intake import read_body
 from prefixproxy.journal import record_json
 from prefixproxy.metrics import StatusSnapshot, UpstreamStatus
+from prefixproxy.microscope import explain
+from prefixproxy.page import load_page
 from prefixproxy.plan import Plan
 from prefixproxy.relay import Parts
 from prefixproxy.schedule_types import SchedulerSnapshot
@@ -27,6 +30,7 @@ from prefixproxy.types import API_OF_PATH, SlotState
 from prefixproxy.upkeep import Health, UpstreamState
 
 DEFAULT_LIMIT, LARGEST_LIMIT = 100, 10_000
+SCRAPE_TIMEOUT_S = 10.0
 OWN_PREFIX = "/prefixproxy/"
 PUBLIC = frozenset({"/metrics", "/healthz", "/readyz"})
 """Paths that need no key: what monitoring asks, and nothing that a prompt says."""
@@ -39,9 +43,11 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 class Status:
     """The endpoints over the parts they show. None of them changes how a request is served, but PATCH admission."""
 
-    def __init__(self, parts: Parts, admission: AdmissionControl) -> None:
+    def __init__(self, parts: Parts, admission: AdmissionControl, rule_advice: Mapping[str, str]) -> None:
+        """`rule_advice`: what a client could do itself, by the name of the rule that does it."""
         self._parts = parts
         self._admission = admission
+        self._rule_advice = rule_advice
 
     def routes(self) -> list[Route]:
         own = [
@@ -49,9 +55,13 @@ class Status:
             ("/prefixproxy/requests", self.requests, ["GET"]),
             ("/prefixproxy/requests/{id}", self.request, ["GET"]),
             ("/prefixproxy/explain", self.explain, ["POST"]),
+            ("/prefixproxy/trend", self.trend, ["GET"]),
             ("/prefixproxy/admission", self.admission, ["GET", "PATCH"]),
+            ("/prefixproxy/upstreams/{name}/metrics", self.upstream_metrics, ["GET"]),
+            ("/prefixproxy/admission/schema", self.admission_schema, ["GET"]),
         ]
         open_to_all = [
+            (OWN_PREFIX, self.page, ["GET"]),
             ("/metrics", self.metrics, ["GET"]),
             ("/healthz", self.healthz, ["GET"]),
             ("/readyz", self.readyz, ["GET"]),
@@ -74,6 +84,13 @@ class Status:
 
         return guarded
 
+    async def page(self, request: Request) -> Response:
+        """Open to all, as it holds nothing: it asks for a key itself, and shows what the endpoints answer to that."""
+        page = load_page()
+        if request.headers.get("if-none-match") == page.headers["etag"]:
+            return Response(b"", 304, page.headers)
+        return Response(page.body, headers=page.headers)
+
     async def healthz(self, request: Request) -> Response:
         return JSONResponse({"status": "ok", "version": __version__})
 
@@ -86,12 +103,31 @@ class Status:
         body, content_type = self._parts.telemetry.metrics.render(request.headers.get("accept", ""))
         return Response(body, headers={"content-type": content_type})
 
+    async def upstream_metrics(self, request: Request) -> Response:
+        """The upstream's own /metrics, whose place on this port the proxy's have taken."""
+        keeper = self._parts.dispatcher.keepers.get(request.path_params["name"])
+        if keeper is None:
+            raise BadRequest("no upstream has this name", code="not_found", status=404)
+        headers = [(b"accept", request.headers.get("accept", "*/*").encode("latin-1"))]
+        try:
+            async with asyncio.timeout(SCRAPE_TIMEOUT_S):
+                response = await keeper.state.backend.open("GET", "/metrics", headers, b"")
+                try:
+                    body = b"".join([chunk async for chunk in response.chunks()])
+                finally:
+                    await response.close()
+        except TimeoutError:
+            raise UpstreamTimedOut("the upstream did not tell its metrics in time") from None
+        kept = {name.decode("latin-1"): value.decode("latin-1") for name, value in response.headers}
+        return Response(body, response.status, {"content-type": kept.get("content-type", "text/plain")})
+
     async def status(self, request: Request) -> Response:
         snapshot = self._parts.dispatcher.snapshot()
         upstreams = [_upstream(k.state, snapshot) for k in self._parts.dispatcher.keepers.values()]
         return _json(
             {
                 "version": __version__,
+                "time": self._parts.unix_time(),
                 "upstreams": upstreams,
                 "queue": {
                     "depth": dict(snapshot.queue_depth),
@@ -101,7 +137,22 @@ class Status:
                 "running": snapshot.running,
                 "roots": [asdict(root) for root in snapshot.roots],
                 "families": self._parts.telemetry.families(),
+                "suggestions": self._suggestions(),
             }
+        )
+
+    def _suggestions(self) -> list[dict[str, Any]]:
+        """Rules to paste, the one that was needed last first."""
+        now, found = self._parts.clock(), self._parts.planner.stabiliser.suggestions()
+        shown = [{**asdict(one), "seconds_ago": max(0.0, now - one.last_seen)} for one in found]
+        for one in shown:
+            del one["last_seen"]
+        return sorted(shown, key=lambda one: float(one["seconds_ago"]))
+
+    async def trend(self, request: Request) -> Response:
+        """The last hour in steps; `?since=` leaves out those before that time."""
+        return _json(
+            self._parts.telemetry.trend.shown(_since(request.query_params.get("since")), self._parts.unix_time())
         )
 
     async def requests(self, request: Request) -> Response:
@@ -109,13 +160,21 @@ class Status:
         if request.query_params.get("format") == "jsonl":
             return Response(b"".join(journal.jsonl()), headers={"content-type": "application/x-ndjson"})
         limit = _limit(request.query_params.get("limit"))
-        return _json({"requests": [record_json(record) for record in journal.newest(limit)]})
+        return _json({"requests": [record_json(record) for record in journal.newest(limit)], "last": journal.last})
 
     async def request(self, request: Request) -> Response:
-        record = self._parts.telemetry.journal.get(request.path_params["id"])
+        telemetry, planner = self._parts.telemetry, self._parts.planner
+        record = telemetry.journal.get(request.path_params["id"])
         if record is None:
             raise BadRequest("no such request in the journal (it keeps the newest)", code="not_found", status=404)
-        return _json(record_json(record))
+        explained = explain(
+            record,
+            telemetry.strips,
+            telemetry.metrics.seconds_per_token(record.model),
+            self._rule_advice,
+            observing=planner.mode == "observe",
+        )
+        return _json({**record_json(record), "explain": explained})
 
     async def explain(self, request: Request) -> Response:
         """What would be sent upstream for a body, and why; nothing is sent, nothing is remembered."""
@@ -139,6 +198,10 @@ class Status:
                 raise BadRequest(str(failure), code="invalid_setting") from failure
         return _json(self._admission.shown())
 
+    async def admission_schema(self, request: Request) -> Response:
+        """What each admission setting means and which values it takes, as JSON Schema."""
+        return _json(self._admission.schema())
+
 
 def explanation(plan: Plan, dispatcher: Dispatcher) -> dict[str, Any]:
     """A plan as JSON: the body to send, what was moved, where the prompt's parts stand."""
@@ -155,14 +218,14 @@ def explanation(plan: Plan, dispatcher: Dispatcher) -> dict[str, Any]:
     }
 
 
-def status_snapshot(dispatcher: Dispatcher) -> StatusSnapshot:
+def status_snapshot(dispatcher: Dispatcher, *, reuse: bool) -> StatusSnapshot:
     """What the gauges show."""
     snapshot = dispatcher.snapshot()
-    upstreams = tuple(_gauges_of(keeper.state, snapshot) for keeper in dispatcher.keepers.values())
+    upstreams = tuple(_gauges_of(keeper.state, snapshot, reuse) for keeper in dispatcher.keepers.values())
     return StatusSnapshot(queue_depth=snapshot.queue_depth, upstreams=upstreams)
 
 
-def _gauges_of(state: UpstreamState, snapshot: SchedulerSnapshot) -> UpstreamStatus:
+def _gauges_of(state: UpstreamState, snapshot: SchedulerSnapshot, reuse: bool) -> UpstreamStatus:
     slots = [slot for slot in snapshot.slots if slot.id.upstream == state.backend.name]
     facts = state.facts
     return UpstreamStatus(
@@ -173,6 +236,7 @@ def _gauges_of(state: UpstreamState, snapshot: SchedulerSnapshot) -> UpstreamSta
         model=facts.model if facts else "",
         n_slots=len(slots),
         n_ctx_slot=facts.n_ctx_slot if facts else None,
+        reuse_enabled=reuse,
         slots={each: sum(slot.state is each for slot in slots) for each in SlotState},
         slot_tokens={slot.id.slot: slot.tokens for slot in slots},
     )
@@ -205,6 +269,13 @@ def _limit(given: str | None) -> int:
     if not given.isdigit() or not 1 <= int(given) <= LARGEST_LIMIT:
         raise BadRequest(f"limit: a whole number from 1 to {LARGEST_LIMIT}")
     return int(given)
+
+
+def _since(given: str | None) -> float:
+    try:
+        return float(given or 0.0)
+    except ValueError:
+        raise BadRequest("since: Unix seconds") from None
 
 
 def _json(value: Mapping[str, Any]) -> Response:

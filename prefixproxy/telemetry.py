@@ -18,11 +18,13 @@ from prefixproxy.classify import History
 from prefixproxy.exchange import Exchange
 from prefixproxy.journal import Journal, record_json
 from prefixproxy.metrics import Metrics
+from prefixproxy.microscope import Strips, strip_of
 from prefixproxy.misses import Evidence
 from prefixproxy.plan import Plan
 from prefixproxy.schedule_types import Reason
 from prefixproxy.sightings import Sight
-from prefixproxy.types import FirstDifference, Kind, MissReason, Outcome, RequestRecord
+from prefixproxy.trend import Trend
+from prefixproxy.types import FirstDifference, Kind, MissReason, Outcome, RequestRecord, Usage
 
 MAX_FAMILIES = 200
 
@@ -38,13 +40,26 @@ class _Family:
 
 
 class Telemetry:
-    """Owner of metrics, journal and history. `model_of` names the model that an upstream runs."""
+    """Owner of metrics, journal, history, strips and trend. `model_of` names the model that an upstream runs."""
 
-    def __init__(self, metrics: Metrics, journal: Journal, history: History, model_of: Callable[[str], str]) -> None:
+    def __init__(
+        self,
+        metrics: Metrics,
+        journal: Journal,
+        history: History,
+        model_of: Callable[[str], str],
+        strips: Strips,
+        trend: Trend,
+        cannot_roll_back: Callable[[str], bool] = lambda upstream: False,
+    ) -> None:
+        """`cannot_roll_back`: whether an upstream's model was seen unable to cut its memory back to a prefix."""
         self.metrics = metrics
         self.journal = journal
+        self.strips = strips
+        self.trend = trend
         self._history = history
         self._model_of = model_of
+        self._cannot_roll_back = cannot_roll_back
         self._families: OrderedDict[str, _Family] = OrderedDict()
 
     def sent(self, exchange: Exchange, now: float) -> None:
@@ -63,7 +78,10 @@ class Telemetry:
         with _never_failing("recording"):
             record = self._record_of(exchange, status, now)
             self.metrics.observe(record)
+            self._remember_strip(exchange)
             self.journal.add(record)
+            rate = self.metrics.seconds_per_token(record.model)
+            self.trend.request(record, rate, record.time + record.total_ms / 1e3)
             self._count_family(record)
             log.info("%s", orjson.dumps(record_json(record)).decode())
             if record.outcome in (Outcome.REJECTED, Outcome.TIMED_OUT, Outcome.UPSTREAM_DOWN):
@@ -119,7 +137,8 @@ class Telemetry:
 
     def _explained(self, exchange: Exchange, now: float) -> tuple[MissReason, FirstDifference | None]:
         lease = exchange.lease
-        if exchange.verdict is None or lease is None or exchange.outcome is not Outcome.OK:
+        evaluated = exchange.outcome is Outcome.OK or exchange.usage.evaluated_tokens is not None
+        if exchange.verdict is None or lease is None or not evaluated:
             return MissReason.UNKNOWN if lease else MissReason.NONE, None
         evidence = Evidence(
             started=exchange.sent,
@@ -127,9 +146,20 @@ class Telemetry:
             cached_tokens=exchange.usage.cached_tokens,
             expected_cached=lease.expected_cached,
             upstream_since=lease.upstream_since,
+            reuse_off=exchange.reuse_off,
             fork_failed=lease.reason in (Reason.WARM_FAILED, Reason.HOLD_EXPIRED),
+            no_rollback=_lost_most(exchange.usage) and self._cannot_roll_back(lease.backend.name),
         )
         return self._history.explain_miss(exchange.verdict, evidence, now)
+
+    def _remember_strip(self, exchange: Exchange) -> None:
+        plan, verdict = exchange.plan, exchange.verdict
+        if plan is None:
+            return
+        form = plan.canonical
+        reference = verdict.reference.request_id if verdict and verdict.reference else ""
+        strip = strip_of(form.segments if form else (), plan.chain.n_bytes, form.head_bytes if form else 0, reference)
+        self.strips.remember(exchange.id, strip, form.parts if form else (plan.body.raw,))
 
     def _count_family(self, record: RequestRecord) -> None:
         if not record.family:
@@ -158,6 +188,10 @@ def _sight_of(exchange: Exchange) -> Sight:
         n_head=sum(end <= form.head_bytes for _, _, end in form.segments) if form else 0,
         chain=plan.chain,
     )
+
+
+def _lost_most(usage: Usage) -> bool:
+    return 2 * (usage.cached_tokens or 0) < (usage.prompt_tokens or 0)
 
 
 def _asked_model(plan: Plan) -> str:

@@ -1,0 +1,245 @@
+// One lane for each slot, on a canvas: thousands of bars move at once, which would be too much for elements.
+// Prefill has the whole height of a lane and decode the lower half, so they differ in shape as well as in shade.
+
+const LANE = { height: 26, bar: 18, gutter: 72, axis: 20 };
+const WAITS = { rows: 5, height: 8 };
+const SHORTEST_WAIT = 0.03; // seconds; less would be a hair on the screen
+const SPANS = { '30 s': 30, '1 min': 60, '5 min': 300 };
+
+const timeline = { span: 60, drawn: [], lanes: [], palette: null };
+
+function buildSpans() {
+  const buttons = Object.entries(SPANS).map(([label, span]) => {
+    const pick = () => {
+      timeline.span = span;
+      for (const each of byId('spans').children) each.setAttribute('aria-pressed', String(each === button));
+    };
+    const button = el('button', { type: 'button', text: label, 'aria-pressed': String(span === timeline.span), onclick: pick });
+    return button;
+  });
+  byId('spans').replaceChildren(...buttons);
+}
+
+// Slots that the upstreams have, and a lane for requests whose slot the server chose unseen.
+function lanesNow() {
+  const slots = slotsOf(store.status);
+  const several = new Set(slots.map((slot) => slot.upstream)).size > 1;
+  const lanes = slots.map((slot) => ({
+    key: `${slot.upstream}/${slot.id}`,
+    label: several ? `${slot.upstream} ${slot.id}` : `slot ${slot.id}`,
+    slot,
+  }));
+  if (store.bars.some((bar) => bar.lane === null && bar.record.upstream)) lanes.push({ key: null, label: 'unpinned', slot: null });
+  return lanes;
+}
+
+function readPalette() {
+  const style = getComputedStyle(document.documentElement);
+  const read = (name) => style.getPropertyValue(name).trim();
+  timeline.palette = { line: read('--line'), soft: read('--soft'), ink: read('--ink'), panel: read('--panel') };
+}
+
+// Makes the canvas as large as it is shown, in the device's own pixels.
+function fitCanvas(canvas, height) {
+  const ratio = window.devicePixelRatio || 1;
+  const width = canvas.clientWidth;
+  const [w, h] = [Math.round(width * ratio), Math.round(height * ratio)];
+  if (canvas.width !== w || canvas.height !== h) {
+    canvas.width = w;
+    canvas.height = h;
+    canvas.style.height = `${height}px`;
+  }
+  const context = canvas.getContext('2d');
+  context.setTransform(ratio, 0, 0, ratio, 0, 0);
+  context.clearRect(0, 0, width, height);
+  return [context, width];
+}
+
+function drawTimeline() {
+  const canvas = byId('timeline');
+  if (!timeline.palette) readPalette();
+  const lanes = lanesNow();
+  const waitsAt = lanes.length * LANE.height + 6;
+  const height = waitsAt + WAITS.rows * WAITS.height + LANE.axis + 4;
+  const [context, width] = fitCanvas(canvas, height);
+  const now = serverNow();
+  const view = { context, width, lanes, now, from: now - timeline.span, waitsAt, height };
+  view.x = (time) => LANE.gutter + ((time - view.from) / timeline.span) * (width - LANE.gutter);
+  context.font = '11px system-ui, sans-serif';
+  drawGrid(view);
+  timeline.drawn = [];
+  context.save();
+  context.beginPath();
+  context.rect(LANE.gutter, 0, width - LANE.gutter, height);
+  context.clip();
+  drawWarmups(view);
+  const shown = drawBarsOfRequests(view);
+  drawOccupied(view);
+  context.restore();
+  describeTimeline(shown, now);
+}
+
+function drawGrid({ context, width, lanes, from, now, waitsAt, height, x }) {
+  const { line, soft } = timeline.palette;
+  context.fillStyle = soft;
+  context.strokeStyle = line;
+  context.textBaseline = 'middle';
+  context.textAlign = 'left';
+  lanes.forEach((lane, i) => {
+    const y = i * LANE.height + LANE.height / 2 + 0.5;
+    context.fillText(clip(lane.label, 12), 0, y);
+    stroke(context, LANE.gutter, y, width, y);
+  });
+  context.fillText('queue', 0, waitsAt + (WAITS.rows * WAITS.height) / 2);
+  const step = timeline.span / 6;
+  context.textAlign = 'center';
+  for (let time = Math.ceil(from / step) * step; time <= now; time += step) {
+    const at = Math.round(x(time)) + 0.5;
+    stroke(context, at, 0, at, height - LANE.axis);
+    if (at > LANE.gutter + 22 && at < width - 24) context.fillText(timeOfDay(time), at, height - LANE.axis / 2);
+  }
+}
+
+function stroke(context, x1, y1, x2, y2) {
+  context.beginPath();
+  context.moveTo(x1, y1);
+  context.lineTo(x2, y2);
+  context.stroke();
+}
+
+const clip = (text, length) => (text.length > length ? `${text.slice(0, length - 1)}…` : text);
+
+// Newest first, as they end in order: the first one that ended before the view ends the search.
+function drawBarsOfRequests(view) {
+  const rowOf = new Map(view.lanes.map((lane, i) => [lane.key, i]));
+  const waits = [];
+  let shown = 0;
+  for (let i = store.bars.length - 1; i >= 0; i -= 1) {
+    const bar = store.bars[i];
+    if (bar.end < view.from - 1) break;
+    shown += 1;
+    if (bar.record.upstream && rowOf.has(bar.lane)) drawBar(view, bar, rowOf.get(bar.lane));
+    if (bar.sent - bar.arrived > SHORTEST_WAIT) waits.push(bar);
+  }
+  drawWaits(view, waits);
+  return shown;
+}
+
+function drawBar(view, bar, row) {
+  const { context, x } = view;
+  const top = row * LANE.height + (LANE.height - LANE.bar) / 2;
+  const [sent, prefill, first, end] = [x(bar.sent), x(bar.prefill), x(bar.first), x(bar.end)];
+  context.fillStyle = familyColour(bar.colour);
+  context.fillRect(prefill, top, Math.max(1, first - prefill), LANE.bar);
+  context.globalAlpha = 0.55;
+  if (end > first) context.fillRect(first, top + LANE.bar / 2, Math.max(0.5, end - first), LANE.bar / 2);
+  if (prefill - sent > 1) context.fillRect(sent, top + LANE.bar / 2 - 1, prefill - sent, 2);
+  context.globalAlpha = 1;
+  if (bar.record.fork) drawForkMark(context, Math.max(LANE.gutter + 5, sent), top);
+  if (bar.record.outcome !== 'ok') drawCross(context, end, top + LANE.bar / 2);
+  timeline.drawn.push({ bar, left: sent, right: Math.max(end, sent + 3), top, bottom: top + LANE.bar });
+}
+
+// An arrow down into the slot: what stands there was copied, not evaluated.
+function drawForkMark(context, x, top) {
+  context.fillStyle = timeline.palette.ink;
+  context.beginPath();
+  context.moveTo(x - 5, top - 4);
+  context.lineTo(x + 5, top - 4);
+  context.lineTo(x, top + 4);
+  context.fill();
+}
+
+function drawCross(context, x, y) {
+  context.strokeStyle = timeline.palette.ink;
+  stroke(context, x - 4, y - 4, x + 4, y + 4);
+  stroke(context, x - 4, y + 4, x + 4, y - 4);
+}
+
+// Each wait in the first row that is free; what does not fit into the rows is drawn over in the last one.
+function drawWaits({ context, x, waitsAt }, bars) {
+  const ends = [];
+  bars.sort((a, b) => a.arrived - b.arrived);
+  for (const bar of bars) {
+    let row = ends.findIndex((end) => end <= bar.arrived);
+    if (row < 0) row = Math.min(ends.length, WAITS.rows - 1);
+    ends[row] = bar.sent;
+    const top = waitsAt + row * WAITS.height;
+    context.fillStyle = familyColour(bar.colour);
+    context.fillRect(x(bar.arrived), top + 2, Math.max(1, x(bar.sent) - x(bar.arrived)), WAITS.height - 4);
+    timeline.drawn.push({ bar, left: x(bar.arrived), right: x(bar.sent) + 2, top, bottom: top + WAITS.height });
+  }
+}
+
+function drawWarmups(view) {
+  for (const warmup of store.warmups) {
+    const row = view.lanes.findIndex((lane) => lane.key === `${warmup.upstream}/${warmup.slot}`);
+    if (row < 0 || warmup.end < view.from) continue;
+    hatch(view, view.x(warmup.end - (warmup.seconds ?? 0)), view.x(warmup.end), row, warmup.outcome === 'ok' ? '' : 'failed');
+  }
+}
+
+function hatch({ context }, left, right, row, label) {
+  const top = row * LANE.height + (LANE.height - LANE.bar) / 2 + 0.5;
+  const width = Math.max(3, right - left);
+  context.strokeStyle = timeline.palette.soft;
+  context.save();
+  context.beginPath();
+  context.rect(left, top, width, LANE.bar - 1);
+  context.stroke();
+  context.clip();
+  for (let x = left - LANE.bar; x < left + width; x += 5) stroke(context, x, top + LANE.bar, x + LANE.bar, top);
+  context.restore();
+  if (label) context.fillText(label, left + 4, top + LANE.bar / 2);
+}
+
+// What runs right now has no record yet: the status says which slot it is in, and we remember since when we know.
+function drawOccupied(view) {
+  const { context, x, now } = view;
+  view.lanes.forEach((lane, row) => {
+    const { slot } = lane;
+    if (!slot || slot.state === 'idle') return;
+    if (slot.state !== 'leased') return hatch(view, x(now) - 14, x(now), row, '');
+    const since = store.running.get(slot.ticket);
+    if (since === undefined) return;
+    const top = row * LANE.height + (LANE.height - LANE.bar) / 2 + 0.5;
+    context.strokeStyle = familyColour(slot.family);
+    context.setLineDash([4, 3]);
+    context.strokeRect(x(since), top, Math.max(2, x(now) - x(since)), LANE.bar - 1);
+    context.setLineDash([]);
+  });
+}
+
+let describedAt = 0;
+
+function describeTimeline(shown, now) {
+  if (now - describedAt < 0.5) return;
+  describedAt = now;
+  const waiting = store.status?.queue.waiting ?? [];
+  const reasons = {};
+  for (const one of waiting) reasons[one.hold] = (reasons[one.hold] ?? 0) + 1;
+  const held = Object.entries(reasons).map(([hold, n]) => `${n} ${words(hold)}`).join(', ');
+  const text = `${plural(shown, 'request', 'requests')} in view, ${count(store.status?.running ?? 0)} running, `
+    + `${count(waiting.length)} waiting${held ? ` (${held})` : ''}`;
+  setText(byId('timeline-caption'), text);
+  byId('timeline').setAttribute('aria-label', `Timeline of the slots: ${text}`);
+}
+
+function barAt(event) {
+  const box = byId('timeline').getBoundingClientRect();
+  const [x, y] = [event.clientX - box.left, event.clientY - box.top];
+  return timeline.drawn.find((d) => x >= d.left - 2 && x <= d.right + 2 && y >= d.top && y <= d.bottom)?.bar;
+}
+
+function readOut(event) {
+  const bar = barAt(event);
+  byId('timeline').style.cursor = bar ? 'pointer' : '';
+  setText(byId('readout'), bar ? summary(bar.record) : '');
+}
+
+function summary(record) {
+  const reused = `${count(record.cache_n)} of ${count(record.prompt_tokens)} tokens reused`;
+  const times = `waited ${milliseconds(record.queue_ms)}, first token ${milliseconds(record.ttft_ms)}, total ${milliseconds(record.total_ms)}`;
+  const reason = record.miss_reason === 'none' ? '' : `; ${words(record.miss_reason)}`;
+  return `${record.kind} ${record.id.slice(0, 8)}: ${reused}; ${times}${record.fork ? '; root copied' : ''}${reason}`;
+}
