@@ -56,18 +56,20 @@ def _unexplained(
     if settling is None or asked <= settling.since:
         return strangers
     ours = running[settling.ticket]
-    if len(strangers) == settling.need > 1:
+    started = ours.started_at is not None and asked > ours.started_at
+    if len(strangers) == settling.need and (started or settling.need > 1):
         ours.settle_in(strangers, now)
         return ()
     settling.seen_busy.update(slot.id for slot in strangers)
-    others = sum(1 for _ in server.slots.in_state(SlotState.FOREIGN, SlotState.DRAINING))
-    if ours.started_at is None or asked <= ours.started_at or len(strangers) + others < settling.need:
-        return strangers if len(strangers) > settling.need else ()
-    if len(strangers) == settling.need and not others:
-        ours.settle_in(strangers, now)
+    taken = [*strangers, *server.slots.in_state(SlotState.FOREIGN, SlotState.DRAINING)]
+    if started and len(taken) >= settling.need:
+        # it is in one of these: every slot that is idle now is safe, and none of these proves a foreign request
+        server.slots.settling = None
+        for slot in taken:
+            slot.started = True
+            server.slots.drain(slot, now)
         return ()
-    server.slots.settling = None  # it is among the busy ones; every slot that is idle now is safe
-    return strangers
+    return strangers if len(strangers) > settling.need else ()
 
 
 def polls(servers: Iterable[Server], policy: Policy, now: float) -> Iterator[Poll]:

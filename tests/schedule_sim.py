@@ -134,6 +134,7 @@ class Request:
     first_token_at: float = -1.0
     cached: int = -1
     slot: int | None = None
+    children: list[int] = field(default_factory=list)
     gone: bool = False
 
 
@@ -190,11 +191,11 @@ class Sim:
         elif request.ends == "running":
             request.ends, request.gone = "gone", True
             assert request.grant is not None
-            server, slot = self.servers[request.grant.upstream], request.slot
+            server = self.servers[request.grant.upstream]
             done = Finish(ok=False, confirmed_idle=False)
             self.apply(self.scheduler.finished(request.ticket.id, done, self.now))
-            if slot is not None:
-                self._later(server.drain_s, lambda: server.release(slot, self.now))
+            if request.slot is not None:
+                self._later(server.drain_s, lambda: self._release(request, server))
 
     # effects
 
@@ -232,8 +233,21 @@ class Sim:
             self._later(0.01, lambda: self._arrive(request, server, slot))  # the server's own queue
             return
         request.slot, request.cached, ready = taken
+        self._spread(request, server)
         self.apply(self.scheduler.started(request.ticket.id, self.now))
         self.at(ready, lambda: self._first_token(request, server))
+
+    def _spread(self, request: Request, server: SimServer) -> None:
+        """The further answers take the lowest idle slots and clear them."""
+        idle = [i for i, row in enumerate(server.rows) if not row.busy]
+        request.children = idle[: request.ticket.n_seqs - 1]
+        for child in request.children:
+            server.rows[child].busy, server.rows[child].tokens = True, ()
+
+    def _release(self, request: Request, server: SimServer) -> None:
+        assert request.slot is not None
+        for slot in (request.slot, *request.children):
+            server.release(slot, self.now)
 
     def _first_token(self, request: Request, server: SimServer) -> None:
         if request.gone:
@@ -248,7 +262,7 @@ class Sim:
         assert request.slot is not None
         request.ends = "ok"
         server.rows[request.slot].tokens = request.prompt + request.answer[:-1]
-        server.release(request.slot, self.now)
+        self._release(request, server)
         evaluated = len(request.prompt) - request.cached
         done = Finish(
             True,
