@@ -300,6 +300,13 @@ def test_a_heading_stays_where_more_stands_below_it() -> None:
     assert moved(head % "a", head % "b")[1].startswith("<env>")
 
 
+def test_a_value_below_its_heading_leaves_alone_where_more_text_follows_it() -> None:
+    head = f"{AGENT}\n\n## Current Time\n2026-03-14 10:00:0%d\nUse it for reminders.\n\n## Rules\nBe brief."
+    assert moved(head % 1, head % 2) == ["", "2026-03-14 10:00:02"]
+    alone = head.replace("Use it for reminders.\n", "")
+    assert moved(alone % 1, alone % 2) == ["", "## Current Time\n2026-03-14 10:00:02"]
+
+
 def test_two_clocks_block_first_sight_only() -> None:
     head = f"Current time: 10:00:0%d\n{AGENT}\nLocal time: 11:00:0%d"
     assert moved(head % (1, 1), head % (1, 2), head % (2, 2)) == [
