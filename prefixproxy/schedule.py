@@ -126,7 +126,7 @@ class Scheduler:
         """Queue these together, so that they count as evidence for each other's roots."""
         for ticket in tickets:
             if self._queue.get(ticket.id) is None and ticket.id not in self._running:
-                self._queue.add(ticket, now)
+                self._queue.add(ticket)
         return self._place(now)
 
     def rekey(self, ticket: Ticket, now: float) -> list[Effect]:
@@ -315,9 +315,11 @@ class Scheduler:
                 if decision.reason is HoldReason.SLOT_WAIT and waiting.patience is None:
                     waiting.patience = decision.until
                 waiting.overtaken += decision.reason is HoldReason.OVERTAKEN
+                waiting.gathered |= decision.reason is HoldReason.GATHERING
                 return []
             case Gather():
                 waiting.hold, waiting.until = HoldReason.GATHERING, now + self._policy.gather_s
+                waiting.gathered = True
                 decision.server.roots.gatherings.append(Gathering(decision.chain, waiting.until))
                 return []
             case WarmFirst():

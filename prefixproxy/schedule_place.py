@@ -24,7 +24,7 @@ from prefixproxy.schedule_plan import (
 )
 from prefixproxy.schedule_queue import Waiting
 from prefixproxy.schedule_roots import Root
-from prefixproxy.schedule_slots import Held, Slot
+from prefixproxy.schedule_slots import Held, Slot, Work
 from prefixproxy.schedule_types import HoldReason, Policy, Reason, Ticket
 from prefixproxy.types import SlotId, SlotState
 
@@ -74,7 +74,7 @@ class Placement:
         if not places:
             return self._without_slot(ticket, serving)
         best = min(places, key=lambda place: (round(place.cost_s, 3), place.slot.turn))
-        if waiting.plain is None:
+        if waiting.plain is not Reason.HOLD_EXPIRED:
             held = self._held(waiting, open_servers, best) or self._root_first(waiting, best)
             if held is not None:
                 return held
@@ -195,28 +195,28 @@ class Placement:
     def _without_slot(self, ticket: Ticket, serving: Sequence[Server]) -> Hold:
         """3. Why nothing is free for it."""
         for server in serving:
-            until = self._restoring(ticket, server)
-            if until is not None:
-                return Hold(HoldReason.RESTORING, until)
+            hold = self._prepared(ticket, server)
+            if hold is not None:
+                return hold
         for server in serving:
             closed = self._closed(server)
             if closed is not None and any(self.usable(ticket, server)):
                 return Hold(closed)
         return Hold(HoldReason.NO_SLOT)
 
-    def _restoring(self, ticket: Ticket, server: Server) -> float | None:
-        """Until when a slot is being prepared for it, if one is."""
-        reserved = server.slots.in_state(SlotState.RESERVED)
-        return next((slot.until for slot in reserved if slot.promised == ticket.id), None)
+    def _prepared(self, ticket: Ticket, server: Server) -> Hold | None:
+        """A slot is being prepared for it."""
+        for slot in server.slots.in_state(SlotState.RESERVED):
+            if slot.promised == ticket.id:
+                restoring = slot.work is Work.RESTORE
+                return Hold(HoldReason.RESTORING if restoring else HoldReason.WARMING, slot.until)
+        return None
 
     # 4. and 5. what others evaluate already
 
     def _held(self, waiting: Waiting, servers: Sequence[Server], best: Place) -> Hold | None:
         for server in servers:
-            until = self._restoring(waiting.ticket, server)
-            if until is not None:
-                return Hold(HoldReason.RESTORING, until)
-            hold = self._under_way(waiting.ticket, server, best.cached)
+            hold = self._prepared(waiting.ticket, server) or self._under_way(waiting.ticket, server, best.cached)
             if hold is not None:
                 return hold
         return self._patience(waiting, servers, best)
@@ -269,7 +269,7 @@ class Placement:
 
     def _root_first(self, waiting: Waiting, best: Place) -> Decision | None:
         ticket, server = waiting.ticket, best.server
-        if ticket.side or not self._can_fork(server):
+        if waiting.plain or ticket.side or not self._can_fork(server):
             return None
         peers = [w.ticket for w in self.line if w is not waiting and w.plain is None and not w.ticket.side]
         wanted = self._wanted_idle(ticket, peers, server)
@@ -286,7 +286,7 @@ class Placement:
             return None
         for root in server.roots.running():
             return Hold(HoldReason.WARMING, root.until)  # two cold roots at once only slow each other down
-        if not server.roots.gathered(chain):
+        if not waiting.gathered:
             return Gather(server, chain)
         if best.root is not None:
             return best

@@ -6,24 +6,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from prefixproxy.schedule_types import HoldReason, Reason, Ticket
-from prefixproxy.types import Priority, SlotId, TicketId
+from prefixproxy.types import Priority, TicketId
 
 
 @dataclass(slots=True)
 class Waiting:
-    """One ticket in the queue. `hold` and `until` are what the last look at it found. `overtaken`: how often a later
-    ticket went first. `plain`: no longer held for a root, and why. `patience`: until when it may wait for a busy slot
-    that holds its prefix. `slot`: promised to it."""
+    """One ticket in the queue. `hold` and `until`: what the last look at it found. `overtaken`: how often a later ticket
+    went first. `gathered`: lanes that share its root were waited for. `plain`: no root is warmed for it any more, and
+    why. `patience`: until when it may wait for a busy slot that holds its prefix."""
 
     ticket: Ticket
     seq: int
-    since: float
     hold: HoldReason = HoldReason.NO_SLOT
     until: float | None = None
     overtaken: int = 0
+    gathered: bool = False
     plain: Reason | None = None
     patience: float | None = None
-    slot: SlotId | None = None
 
 
 class Queue:
@@ -44,13 +43,13 @@ class Queue:
     def get(self, ticket: TicketId) -> Waiting | None:
         return self._waiting.get(ticket)
 
-    def add(self, ticket: Ticket, now: float) -> None:
+    def add(self, ticket: Ticket) -> None:
         """Append; a tenant that comes back from idleness has saved up nothing."""
         if all(waiting.ticket.tenant != ticket.tenant for waiting in self):
             floor = min((self._spent.get(w.ticket.tenant, 0.0) for w in self), default=0.0)
             self._spent[ticket.tenant] = max(self._spent.get(ticket.tenant, 0.0), floor)
         self._seq += 1
-        self._waiting[ticket.id] = Waiting(ticket, self._seq, now)
+        self._waiting[ticket.id] = Waiting(ticket, self._seq)
 
     def replace(self, ticket: Ticket) -> None:
         """The same request with another prompt: it keeps its place."""

@@ -20,8 +20,6 @@ ROOT_HALF_LIFE_S = 1200.0
 """In which an unused snapshot loses half its worth."""
 RETRY_S = 60.0
 """A root that could not be warmed is left alone for this long."""
-GATHERED_S = 1.0
-"""A window for lanes counts as having been open for so long after it closed."""
 DELIVERED_SHARE = 0.5
 """A restored root of which less than this share was reused did not deliver. Estimates are off by far less."""
 
@@ -101,11 +99,6 @@ class RootTable:
     def find(self, chain: PrefixChain) -> Root | None:
         return self.roots.get(root_id(chain, self.upstream))
 
-    def gathered(self, chain: PrefixChain) -> bool:
-        """Whether the window for lanes that share most of `chain` has been open long enough to have ended."""
-        half = len(chain.hashes) // 2
-        return any(gathering.chain.common_blocks(chain) > half for gathering in self.gatherings)
-
     def end_gathering(self, chain: PrefixChain) -> None:
         half = len(chain.hashes) // 2
         self.gatherings = [g for g in self.gatherings if g.chain.common_blocks(chain) <= half]
@@ -152,7 +145,7 @@ class RootTable:
 
     def forget_stale(self, now: float, limit: int) -> None:
         """Forget closed windows, and the least valuable roots beyond `limit`; one with a file or under way stays."""
-        self.gatherings = [g for g in self.gatherings if now < g.until + GATHERED_S]
+        self.gatherings = [g for g in self.gatherings if now < g.until]
         over = len(self.roots) - limit
         if over > 0:
             idle = [root for root in self.roots.values() if not root.file and not root.running]
