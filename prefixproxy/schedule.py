@@ -41,7 +41,7 @@ from prefixproxy.schedule_types import (
     Ticket,
     WarmResult,
 )
-from prefixproxy.schedule_view import retry_after_s, snapshot_of, wakes
+from prefixproxy.schedule_view import retry_after_s, snapshot_of, state_line, wakes
 from prefixproxy.types import RootId, SlotId, SlotState, TicketId, UpstreamFacts
 
 
@@ -58,12 +58,7 @@ class Scheduler:
         self._now = 0.0
 
     def __repr__(self) -> str:
-        letters = {SlotState.DRAINING: "d", SlotState.FOREIGN: "f", SlotState.IDLE: ".", SlotState.LEASED: "L"}
-        tables = (
-            f"{name}[{''.join(letters.get(slot.state, 'R') for slot in server.slots.slots)}]"
-            for name, server in self._servers.items()
-        )
-        return f"<Scheduler {' '.join(tables)} waiting={len(self._queue)} running={len(self._running)}>"
+        return state_line(self._servers, len(self._queue), len(self._running))
 
     # upstreams
 

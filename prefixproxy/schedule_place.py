@@ -132,13 +132,13 @@ class Placement:
                 if kept == len(slots) or ticket.side == (slot.id.slot >= kept):
                     yield slot
 
-    def _reuse(self, ticket: Ticket, server: Server, held: Held) -> tuple[int, int]:
+    def _reuse(self, ticket: Ticket, server: Server, held: Held, can_fork: bool = False) -> tuple[int, int]:
         """Tokens of the ticket expected to be reused from `held`, and the blocks they share. In the ticket's own
         estimate, as is everything that is weighed here: an exact count beside an estimate would look like a gap."""
         blocks = ticket.chain.common_blocks(held.chain)
         tokens = tokens_of(ticket, blocks)
         if blocks < len(held.chain.hashes):
-            tokens = int(tokens * server.slots.rates.truncated_reuse)
+            tokens = int(tokens * server.slots.kept_share(can_fork))
         return tokens, blocks
 
     def _places(self, waiting: Waiting, server: Server) -> list[Place]:
@@ -155,7 +155,7 @@ class Placement:
         return direct + forks
 
     def _direct(self, ticket: Ticket, server: Server, slot: Slot, rate: float) -> Place:
-        cached, blocks = self._reuse(ticket, server, slot.held)
+        cached, blocks = self._reuse(ticket, server, slot.held, self._can_fork(server))
         extends = blocks == len(slot.held.chain.hashes)
         lost_s = 0.0 if extends else server.slots.lost_s(slot, blocks, rate, self.now)
         if cached:
@@ -174,7 +174,7 @@ class Placement:
         cost_s = server.slots.rates.restore_s(root.n_bytes) + (ticket.n_tokens - cached) / rate
         out = []
         for slot in idle:
-            there, kept = self._reuse(ticket, server, slot.held)
+            there, kept = self._reuse(ticket, server, slot.held, can_fork=True)
             if there >= cached:
                 continue
             lost_s = server.slots.lost_s(slot, kept, rate, self.now)
@@ -311,7 +311,7 @@ class Placement:
 
     def _wanted_idle(self, ticket: Ticket, peers: Sequence[Ticket], server: Server) -> SaveFirst | None:
         """An idle slot that holds, beyond any snapshot, what this and another waiting ticket share."""
-        if server.slots.rates.truncated_reuse < WORTHWHILE_REUSE:
+        if server.slots.kept_share(can_fork=False) < WORTHWHILE_REUSE:
             return None
         saved = self._best_saved(ticket, server)
         cached = saved[1] if saved else 0

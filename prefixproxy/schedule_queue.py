@@ -11,7 +11,7 @@ from prefixproxy.types import Priority, TicketId
 
 @dataclass(slots=True)
 class Waiting:
-    """One ticket in the queue. `hold` and `until`: what the last look at it found. `overtaken`: how often a later ticket
+    """One ticket in the queue. `hold` and `until`: what the last look at it found. `overtaken`: how often a later one
     went first. `gathered`: lanes that share its root were waited for. `plain`: no root is warmed for it any more, and
     why. `patience`: until when it may wait for a busy slot that holds its prefix."""
 

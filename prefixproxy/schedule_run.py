@@ -75,7 +75,7 @@ class Running:
     @property
     def expected_cached(self) -> int:
         """What the client and the journal are told to expect."""
-        return int(self.expected * self.server.slots.rates.truncated_reuse) if self.truncated else self.expected
+        return int(self.expected * self.server.slots.kept_share(can_fork=False)) if self.truncated else self.expected
 
 
 def lease(server: Server, ticket: Ticket, slots: Sequence[Slot], pinned: bool, now: float) -> Running:
@@ -94,6 +94,8 @@ def lease(server: Server, ticket: Ticket, slots: Sequence[Slot], pinned: bool, n
         warmed=first.promised == ticket.id and first.warmed,
         pinned=pinned,
     )
+    if pinned and running.truncated and expected >= MIN_RATE_TOKENS and server.slots.trying is None:
+        server.slots.trying = ticket.id
     for slot in slots:
         server.slots.lease(slot, ticket.id, ticket.family, running.held, ticket.n_tokens - expected, now)
     return running
@@ -111,12 +113,13 @@ def settle(server: Server, ticket: Ticket, need: int, now: float, likely: Slot |
 def end(running: Running, finish: Finish, now: float) -> None:
     """Take its slots back, each with what it holds now."""
     slots, settling = running.server.slots, running.settling
-    held = _held_after(running.held, finish)
+    if slots.trying == running.ticket.id:
+        slots.trying = None
     for slot in running.slots:
         if running.need > 1:
             slots.forget(slot)  # llama-server clears the slots of the further answers when they end (release())
         elif finish.ok:
-            slots.hold(slot, held)
+            slots.hold(slot, _held_after(running.held, finish))
         elif finish.confirmed_idle:
             slots.hold(slot, slot.before if not slot.started else slot.before.cut(_common(slot), 0))
             slots.poll_soon = slots.observed
@@ -124,13 +127,18 @@ def end(running: Running, finish: Finish, now: float) -> None:
             slots.free(slot, now)
         else:
             slots.drain(slot, now)
-    if settling is None:
-        return
+    if settling is not None:
+        _end_unseen(running, settling, finish, now)
+
+
+def _end_unseen(running: Running, settling: Settling, finish: Finish, now: float) -> None:
+    """It ended before anybody saw which slot the server gave it: it may have been any that is idle now."""
+    slots = running.server.slots
     slots.settling, slots.poll_soon = None, True
     if running.started_at is None and not finish.confirmed_idle:
         slots.haunted_until = now + UNSTARTED_SETTLE_S
     for slot in list(slots.in_state(SlotState.IDLE)):
-        slot.doubt = held if finish.ok and running.need == 1 else NOTHING
+        slot.doubt = _held_after(running.held, finish) if finish.ok and running.need == 1 else NOTHING
         slot.promised = None
         if slot.id in settling.seen_busy or not finish.confirmed_idle:
             slot.started = running.started_at is not None

@@ -29,6 +29,8 @@ REUSE_HALF_LIFE_S = 300.0
 UNSTARTED_SETTLE_S = 0.25
 """A request we gave up before the server was seen to start it may still be on its way: one idle look is trusted
 only this long after."""
+UNPROVEN_SHARE = 0.5
+"""What is hoped to stay of a prefix while the first slot that forgets a tail has not shown it yet."""
 ASSUMED_ANSWER_S = 5.0
 ASSUMED_COPY_S = 0.1
 COPY_CALL_S = 0.002
@@ -107,7 +109,7 @@ class Rates:
     service_s: float | None = None
     bytes_per_token: float | None = None
     restore_s_per_byte: float | None = None
-    truncated_reuse: float = 1.0
+    truncated_reuse: float | None = None
 
     def learn_prefill(self, tokens: int, seconds: float) -> None:
         if tokens >= MIN_RATE_TOKENS and seconds > 0:
@@ -176,10 +178,13 @@ class Settling:
 
 @dataclass(slots=True)
 class Upstream:
-    """One upstream's slots and what is known of it. `evicted`: something was overwritten since it came up, so a
-    prefix that is in no slot may be in the server's own RAM cache. `confirm`: an unpinned request waits until our pins
-    were seen to have started. `haunted_until`: an unpinned request we gave up may still be on its way to any slot.
-    `looked_at`: when the newest look that was heeded was asked for."""
+    """One upstream's slots and what is known of it.
+
+    `evicted`: something was overwritten since it came up, so a prefix that is in no slot may be in the server's own RAM
+    cache. `haunted_until`: an unpinned request we gave up may still be on its way to any slot. `trying`: the running
+    request that shows whether slots can forget a tail. `confirm`: an unpinned request waits until our pins were seen to
+    have started. `looked_at`: when the newest look that was heeded was asked for; `polled_at`: when we asked for one.
+    """
 
     facts: UpstreamFacts
     up: bool = False
@@ -189,6 +194,7 @@ class Upstream:
     settling: Settling | None = None
     foreign_until: float = -inf
     evicted: bool = False
+    trying: TicketId | None = None
     confirm: bool = False
     haunted_until: float = -inf
     looked_at: float = -inf
@@ -199,6 +205,13 @@ class Upstream:
     @property
     def name(self) -> str:
         return self.facts.name
+
+    def kept_share(self, can_fork: bool) -> float:
+        """The share of a prefix that stays when a slot forgets the tail behind it. Until that is measured one request
+        at a time tries it out, where the others can have a copy restored instead."""
+        if self.rates.truncated_reuse is not None:
+            return self.rates.truncated_reuse
+        return UNPROVEN_SHARE if can_fork and self.trying is not None else 1.0
 
     @property
     def observed(self) -> bool:
@@ -225,7 +238,7 @@ class Upstream:
         self.foreign_until, self.haunted_until, self.looked_at, self.confirm = -inf, -inf, -inf, False
 
     def close(self) -> None:
-        self.up, self.slots, self.counts, self.settling = False, [], PrefixCounts(), None
+        self.up, self.slots, self.counts, self.settling, self.trying = False, [], PrefixCounts(), None, None
 
     def slot(self, slot: SlotId) -> Slot | None:
         return self.slots[slot.slot] if 0 <= slot.slot < len(self.slots) else None

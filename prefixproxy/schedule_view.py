@@ -23,6 +23,16 @@ from prefixproxy.types import SlotState
 LONGEST_RETRY_S = 120.0
 
 
+def state_line(servers: Mapping[str, Server], waiting: int, running: int) -> str:
+    """All slots as letters: . idle, L leased, R reserved, d draining, f foreign."""
+    letters = {SlotState.IDLE: ".", SlotState.LEASED: "L", SlotState.RESERVED: "R"}
+    tables = (
+        f"{name}[{''.join(letters.get(slot.state, slot.state.value[0]) for slot in server.slots.slots)}]"
+        for name, server in servers.items()
+    )
+    return f"<Scheduler {' '.join(tables)} waiting={waiting} running={running}>"
+
+
 def snapshot_of(
     servers: Iterable[Server],
     queue: Queue,
@@ -75,7 +85,7 @@ def _upstream(server: Server, policy: Policy, now: float) -> UpstreamView:
         kv_bytes_per_token=rates.bytes_per_token,
         restore_bytes_per_s=1 / rates.restore_s_per_byte if rates.restore_s_per_byte else None,
         answer_s=rates.answer_s,
-        truncated_reuse=rates.truncated_reuse,
+        truncated_reuse=slots.kept_share(can_fork=False),
     )
 
 
