@@ -67,6 +67,7 @@ RULE_ADVICE: dict[str, str] = {
     "cwd": "Tell the working directory in the first user message, behind what all projects share.",
     "env": "Tell the environment (folder, platform, date) in the first user message, behind what all sessions share.",
     "git": "Tell the git status in a user message: it changes with every edit.",
+    "claude-code-git-status": "Tell the git status in a user message: it changes with every edit.",
     "memory": "Put what the memory search found into the newest user message.",
     "metadata": "Keep ids of the newest message in that message.",
     "state": "Put state (devices, entities) into the newest user message, where only the newest copy counts.",
@@ -128,6 +129,7 @@ class Strips:
         """`parts`: the canonical bytes of each segment, kept only with `store_text`."""
         self._strips[request_id] = strip
         if self._store_text:
+            self._drop_text(request_id)
             self._texts[request_id] = tuple(parts)
             self.text_bytes += sum(map(len, parts))
         while len(self._strips) > self._keep:
@@ -169,7 +171,7 @@ def explain(
         "tokens_are": "estimated from bytes" if record.prompt_tokens is not None else "unknown",
         "strip": _strip(record, strip, strips.text(record.id)) if strip else [],
         "resident": _resident(record, strip),
-        "reusable_tokens": _reusable(record, difference),
+        "reusable_tokens": _reusable(record, difference, strip, strips),
         "first_difference": difference,
         "moved": _moved(record, treatments, observing=observing),
         "cost": _cost(record, rate),
@@ -267,7 +269,7 @@ def _exact(strip: Strip, here: bytes, there: bytes, prompt_tokens: int) -> dict[
     at = _common_bytes(here, there)
     segment, offset = _locate(strip, at)
     token = tokens_before(at, strip.n_bytes, prompt_tokens)
-    start = max(0, at - BEFORE_CHARS)
+    start = max(at - offset + len(_border(here[at - offset : at])), at - BEFORE_CHARS)
     return {
         "segment": segment,
         "offset": offset,
@@ -275,8 +277,8 @@ def _exact(strip: Strip, here: bytes, there: bytes, prompt_tokens: int) -> dict[
         "tokens_after": prompt_tokens - token,
         "exact": True,
         "common": _readable(here[start:at]),
-        "before": _readable(there[at : at + BEHIND_CHARS]),
-        "now": _readable(here[at : at + BEHIND_CHARS]),
+        "before": _readable(there[at : at + BEHIND_CHARS].partition(MESSAGE)[0]),
+        "now": _readable(here[at : at + BEHIND_CHARS].partition(MESSAGE)[0]),
     }
 
 
@@ -292,13 +294,21 @@ def _common_bytes(here: bytes, there: bytes) -> int:
     return low
 
 
-def _reusable(record: RequestRecord, difference: Mapping[str, Any] | None) -> int | None:
-    """Tokens that a slot could have held: up to the first difference, or as many as the scheduler expected."""
+def _reusable(
+    record: RequestRecord, difference: Mapping[str, Any] | None, strip: Strip | None, strips: Strips
+) -> int | None:
+    """Tokens that a slot could have held: as many as the scheduler expected, or all that this prompt has in common with
+    the one it is compared with. Never less than what was cached."""
     prompt, cached = record.prompt_tokens, record.cache_n
     if prompt is None or cached is None:
         return None
-    known = max(record.expected_cached or 0, difference["token"] if difference else 0)
-    return min(prompt, known) if known - cached > TOLERANCE_TOKENS else cached
+    common = difference["token"] if difference else 0
+    reference = strips.strip(strip.reference) if strip else None
+    if strip and reference and not difference:
+        # One leads the other whole.
+        common = tokens_before(min(strip.n_bytes, reference.n_bytes), strip.n_bytes, prompt)
+    known = min(prompt, max(record.expected_cached or 0, common))
+    return known if known - cached > TOLERANCE_TOKENS else cached
 
 
 def _moved(record: RequestRecord, treatments: Mapping[str, str], *, observing: bool) -> list[dict[str, Any]]:
@@ -345,10 +355,16 @@ def _cost(record: RequestRecord, rate: float | None) -> dict[str, Any]:
 
 def _excerpt(part: bytes) -> str:
     """The beginning and the end of a segment's text, its border and role left out."""
-    text = _readable(part.partition(PART)[2] if part.startswith(MESSAGE) else part)
+    text = _readable(part[len(_border(part)) :])
     if len(text) <= EXCERPT_CHARS:
         return text
     return f"{text[: EXCERPT_CHARS * 2 // 3]} [...] {text[-EXCERPT_CHARS // 3 :]}"
+
+
+def _border(part: bytes) -> bytes:
+    """What stands before a segment's text: its mark and its role."""
+    role, part_mark, _ = part.partition(PART)
+    return role + part_mark if part.startswith(MESSAGE) and part_mark else b""
 
 
 def _readable(text: bytes) -> str:

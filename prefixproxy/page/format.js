@@ -45,4 +45,11 @@ function hueOf(name) {
 }
 
 const isDark = matchMedia('(prefers-color-scheme: dark)');
-const familyColour = (name) => (name ? `hsl(${hueOf(name)} ${isDark.matches ? '58% 62%' : '62% 44%'})` : 'gray');
+
+// Two lightnesses tell more families apart than hue alone.
+function familyColour(name) {
+  if (!name) return 'gray';
+  const hue = hueOf(name);
+  const light = (isDark.matches ? 66 : 50) - (name.charCodeAt(name.length - 1) % 2) * 14;
+  return `hsl(${hue} ${isDark.matches ? 58 : 65}% ${light}%)`;
+}

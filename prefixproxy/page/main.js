@@ -16,12 +16,13 @@ function connection(state, text) {
 
 // However many records arrive, the document is touched once per frame, and tables four times a second.
 function frame(now) {
+  requestAnimationFrame(frame); // first, so that a mistake in one drawing does not end all of them
   listChanged = absorb() || listChanged;
   if (now >= due.timeline) {
     due.timeline = now + EVERY_MS.timeline;
     drawTimeline();
   }
-  if (listChanged && now >= due.list) {
+  if (listChanged && !list.frozen && now >= due.list) {
     due.list = now + EVERY_MS.list;
     listChanged = false;
     drawList();
@@ -33,7 +34,6 @@ function frame(now) {
     drawStatus();
     show(byId('empty'), store.total !== null && store.total.requests === 0 && store.records.size === 0);
   }
-  requestAnimationFrame(frame);
 }
 
 // Everything the proxy still remembers, and the number of the event to go on from.
@@ -97,11 +97,11 @@ function emptyCommand() {
 function build() {
   buildSpans();
   buildFilters();
+  buildList();
   buildMicroscope();
   const empty = byId('empty-copy');
   setText(byId('empty-command'), emptyCommand());
   empty.addEventListener('click', () => copyText(emptyCommand(), empty));
-  byId('pause').addEventListener('click', togglePause);
   byId('filters').addEventListener('input', drawList);
   byId('filters').addEventListener('reset', () => setTimeout(drawList)); // the fields are empty only after the event
   byId('filters').addEventListener('submit', (event) => event.preventDefault());

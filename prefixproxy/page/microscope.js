@@ -1,7 +1,7 @@
 // One request: its prompt as a strip, blue where the resident prefix held, red from the first difference on.
 
 const STRIP = { height: 118, top: 34, bar: 44 };
-const PATTERN_ID = 'lost-hatch';
+const PATTERN_ID = 'lost-hatch'; // the style sheet fills with it
 
 async function openMicroscope(id) {
   const dialog = byId('microscope');
@@ -46,7 +46,7 @@ function headline(record) {
   if (record.outcome !== 'ok') return `This request ended as ${words(record.outcome)} with status ${record.status}.`;
   if (!isNumber(cost.saved_tokens) || !isNumber(cost.evaluated_tokens)) return 'The server did not report how much of this prompt was cached.';
   const took = isNumber(cost.seconds) ? `, which took ${cost.seconds_are === 'estimated' ? 'about ' : ''}${seconds(cost.seconds)}` : '';
-  const saved = cost.saved_seconds > 0 ? ` Reuse saved about ${seconds(cost.saved_seconds)}.` : '';
+  const saved = cost.saved_seconds >= 0.05 ? ` Reuse saved about ${seconds(cost.saved_seconds)}.` : '';
   return `${count(cost.saved_tokens)} of ${count(record.prompt_tokens)} prompt tokens were in the slot; `
     + `${count(cost.evaluated_tokens)} were evaluated${took}.${saved}`;
 }
@@ -76,18 +76,18 @@ function drawStrip(node, record) {
 function hatchPattern() {
   const pattern = { id: PATTERN_ID, width: 8, height: 8, patternUnits: 'userSpaceOnUse', patternTransform: 'rotate(45)' };
   return svg('defs', {}, svg('pattern', pattern,
-    svg('rect', { class: 'lost-ground', width: 8, height: 8 }), svg('line', { class: 'hatch', y1: 0, y2: 8 })));
+    svg('rect', { class: 'lost-ground', width: 8, height: 8 }), svg('line', { class: 'hatch', x1: 4, x2: 4, y1: 0, y2: 8 })));
 }
 
 // Held, then what a slot could have held but did not, then what had to be evaluated in any case.
 function reuseParts(record, x, width) {
   const held = x(record.cache_n);
   const reusable = Math.max(held, x(record.explain.reusable_tokens ?? record.cache_n));
-  const box = (name, from, to, more = {}) =>
-    (to - from > 0 ? [svg('rect', { class: name, x: from, y: STRIP.top, width: to - from, height: STRIP.bar, ...more })] : []);
+  const box = (name, from, to) =>
+    (to - from > 0 ? [svg('rect', { class: name, x: from, y: STRIP.top, width: to - from, height: STRIP.bar })] : []);
   return [
     ...box('held', 0, held),
-    ...box('lost-edge', held, reusable, { fill: `url(#${PATTERN_ID})` }),
+    ...box('lost-edge', held, reusable),
     ...box('new', reusable, width),
     ...label(0, held, `${count(record.cache_n)} held`, 'on-held'),
     ...label(reusable, width, `${count(record.prompt_tokens - (record.explain.reusable_tokens ?? record.cache_n))} evaluated`, 'on-new'),
@@ -182,7 +182,7 @@ function movedTable(record) {
   const { moved } = record.explain;
   if (!moved.length) return [];
   const title = moved[0].done ? 'Moved behind the root' : 'Would be moved (stabilise.mode is observe)';
-  return [el('h3', { text: title }), el('div', { class: 'scroll', tabindex: '0' }, el('table', {},
+  return [el('h3', { text: title }), el('div', { class: 'scroll moved', tabindex: '0', 'aria-label': title }, el('table', {},
     el('thead', {}, el('tr', {}, ...['Rule', 'From', 'Bytes', 'What the client could do'].map((text) => el('th', { scope: 'col', text })))),
     el('tbody', {}, ...moved.map((one) => el('tr', {}, el('td', { text: one.rule }), el('td', { text: one.segments.join(', ') }),
       el('td', { class: 'num', text: count(one.bytes) }), el('td', { text: one.advice }))))))];

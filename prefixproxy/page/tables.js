@@ -1,7 +1,7 @@
 // The list of requests with its filters, the families, the suggested rules, the upstreams.
 
 const ROWS = 100;
-const list = { paused: false, frozen: null, rows: new Map(), families: '' };
+const list = { reasons: new Set(), frozen: null, rows: new Map(), families: '' };
 
 function option(value, label) {
   return el('option', { value, text: label });
@@ -44,8 +44,8 @@ function drawList() {
   show(byId('rows-empty'), visible.length === 0);
   setText(byId('rows-empty'), source.length ? 'No request matches these filters.' : 'No requests yet.');
   const shown = matching.length > visible.length ? `newest ${visible.length} of ${count(matching.length)}` : count(matching.length);
-  const later = list.frozen ? [...store.records.values()].filter((r) => !list.frozen.includes(r)).length : 0;
-  setText(byId('list-caption'), `${shown} shown${later ? `; ${count(later)} more since the pause` : ''}`);
+  const held = list.frozen ? `; held still${list.reasons.has('pause') ? '' : ' while you point at it'}` : '';
+  setText(byId('list-caption'), `${shown} shown${held}`);
 }
 
 // Rows stay the same elements while they are shown, so focus and selection stay where they are.
@@ -75,12 +75,12 @@ function rowOf(record) {
   const bad = record.outcome !== 'ok' ? words(record.outcome) : record.miss_reason === 'none' ? '' : words(record.miss_reason);
   return el('tr', {},
     el('td', {}, id),
-    el('td', { text: timeOfDay(record.time) }),
+    el('td', { class: 'wide', text: timeOfDay(record.time) }),
     el('td', { text: record.kind }),
     el('td', { class: 'wide' }, ...familyName(record.family)),
     el('td', { class: 'wide clip', text: record.lane, title: record.lane }),
     el('td', { class: 'wide num', text: record.slot ?? UNKNOWN }),
-    el('td', { class: 'num', text: count(record.prompt_tokens) }),
+    el('td', { class: 'wide num', text: count(record.prompt_tokens) }),
     el('td', {}, share(record.cache_n, record.prompt_tokens), percent(record.cache_n, record.prompt_tokens)),
     el('td', { class: 'wide num', text: milliseconds(record.queue_ms) }),
     el('td', { class: 'wide num', text: milliseconds(record.ttft_ms) }),
@@ -103,11 +103,28 @@ function share(part, all) {
   return el('span', { class: known ? 'share' : 'share unknown', 'aria-hidden': 'true' }, inner);
 }
 
-function togglePause() {
-  list.paused = !list.paused;
-  list.frozen = list.paused ? [...store.records.values()] : null;
-  byId('pause').setAttribute('aria-pressed', String(list.paused));
+// Rows that move away under the pointer, or from the focus, cannot be picked: the list holds still meanwhile.
+function hold(reason, on) {
+  if (on) list.reasons.add(reason);
+  else list.reasons.delete(reason);
+  if (list.reasons.size && !list.frozen) list.frozen = [...store.records.values()];
+  if (!list.reasons.size) list.frozen = null;
   drawList();
+}
+
+function togglePause() {
+  const on = !list.reasons.has('pause');
+  byId('pause').setAttribute('aria-pressed', String(on));
+  hold('pause', on);
+}
+
+function buildList() {
+  const box = byId('list');
+  byId('pause').addEventListener('click', togglePause);
+  box.addEventListener('mouseenter', () => hold('pointer', true));
+  box.addEventListener('mouseleave', () => hold('pointer', false));
+  box.addEventListener('focusin', () => hold('focus', true));
+  box.addEventListener('focusout', () => hold('focus', false));
 }
 
 const drawFamilies = drawer(byId('families'), (families) => families.map(familyRow));
@@ -121,13 +138,13 @@ function familyRow(family) {
     byId('requests').scrollIntoView();
   };
   const dot = familyName(family.family)[0];
-  const name = el('button', { type: 'button', class: 'linklike', text: family.family.slice(0, 12), onclick: pick, 'aria-label': `Show requests of family ${family.family}` });
+  const name = el('button', { type: 'button', class: 'linklike', text: family.family.slice(0, 8), onclick: pick, 'aria-label': `Show requests of family ${family.family}` });
   const reason = family.top_miss_reason;
   return el('tr', {},
     el('td', {}, dot, name),
     el('td', { class: 'num', text: count(family.requests) }),
     el('td', {}, share(family.cached_tokens, tokens), percent(family.cached_tokens, tokens)),
-    el('td', { class: 'num', text: short(tokens) }),
+    el('td', { class: 'wide num', text: short(tokens) }),
     el('td', { class: reason === 'none' ? '' : 'miss', text: words(reason) }));
 }
 

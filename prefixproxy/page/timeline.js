@@ -1,8 +1,10 @@
 // One lane for each slot, on a canvas: thousands of bars move at once, which would be too much for elements.
 // Prefill has the whole height of a lane and decode the lower half, so they differ in shape as well as in shade.
 
-const LANE = { height: 26, bar: 18, gutter: 72, axis: 20 };
-const WAITS = { rows: 5, height: 8 };
+const LANE = { gutter: 72, axis: 20, lowest: 18, highest: 36 };
+const WAITS = { height: 8, fewest: 4 };
+const STAGE = 240; // as in the style sheet: a few lanes are drawn high, many are scrolled
+const LABEL_WIDTH = 78;
 const SHORTEST_WAIT = 0.03; // seconds; less would be a hair on the screen
 const SPANS = { '30 s': 30, '1 min': 60, '5 min': 300 };
 
@@ -55,22 +57,30 @@ function fitCanvas(canvas, height) {
   return [context, width];
 }
 
+// Lanes share the stage with the queue below them, which takes what they leave.
+function sizesFor(lanes) {
+  const spare = STAGE - LANE.axis - WAITS.fewest * WAITS.height - 10;
+  const lane = Math.min(LANE.highest, Math.max(LANE.lowest, Math.floor(spare / Math.max(1, lanes))));
+  const waitsAt = lanes * lane + 6;
+  const waitRows = Math.max(WAITS.fewest, Math.floor((STAGE - LANE.axis - 4 - waitsAt) / WAITS.height));
+  return { lane, bar: Math.round(lane * 0.7), waitsAt, waitRows, height: waitsAt + waitRows * WAITS.height + LANE.axis + 2 };
+}
+
 function drawTimeline() {
   const canvas = byId('timeline');
   if (!timeline.palette) readPalette();
   const lanes = lanesNow();
-  const waitsAt = lanes.length * LANE.height + 6;
-  const height = waitsAt + WAITS.rows * WAITS.height + LANE.axis + 4;
-  const [context, width] = fitCanvas(canvas, height);
+  const size = sizesFor(lanes.length);
+  const [context, width] = fitCanvas(canvas, size.height);
   const now = serverNow();
-  const view = { context, width, lanes, now, from: now - timeline.span, waitsAt, height };
+  const view = { context, width, lanes, now, from: now - timeline.span, ...size };
   view.x = (time) => LANE.gutter + ((time - view.from) / timeline.span) * (width - LANE.gutter);
   context.font = '11px system-ui, sans-serif';
   drawGrid(view);
   timeline.drawn = [];
   context.save();
   context.beginPath();
-  context.rect(LANE.gutter, 0, width - LANE.gutter, height);
+  context.rect(LANE.gutter, 0, width - LANE.gutter, size.height);
   context.clip();
   drawWarmups(view);
   const shown = drawBarsOfRequests(view);
@@ -79,19 +89,20 @@ function drawTimeline() {
   describeTimeline(shown, now);
 }
 
-function drawGrid({ context, width, lanes, from, now, waitsAt, height, x }) {
+function drawGrid({ context, width, lanes, lane: high, from, now, waitsAt, waitRows, height, x }) {
   const { line, soft } = timeline.palette;
   context.fillStyle = soft;
   context.strokeStyle = line;
   context.textBaseline = 'middle';
   context.textAlign = 'left';
   lanes.forEach((lane, i) => {
-    const y = i * LANE.height + LANE.height / 2 + 0.5;
+    const y = Math.round(i * high + high / 2) + 0.5;
     context.fillText(clip(lane.label, 12), 0, y);
     stroke(context, LANE.gutter, y, width, y);
   });
-  context.fillText('queue', 0, waitsAt + (WAITS.rows * WAITS.height) / 2);
-  const step = timeline.span / 6;
+  context.fillText('queue', 0, waitsAt + (waitRows * WAITS.height) / 2);
+  const room = Math.max(1, Math.floor((width - LANE.gutter) / LABEL_WIDTH));
+  const step = timeline.span / [1, 2, 3, 6].findLast((parts) => parts <= Math.max(1, room));
   context.textAlign = 'center';
   for (let time = Math.ceil(from / step) * step; time <= now; time += step) {
     const at = Math.round(x(time)) + 0.5;
@@ -125,19 +136,21 @@ function drawBarsOfRequests(view) {
   return shown;
 }
 
+const barTop = (view, row) => Math.round(row * view.lane + (view.lane - view.bar) / 2);
+
 function drawBar(view, bar, row) {
-  const { context, x } = view;
-  const top = row * LANE.height + (LANE.height - LANE.bar) / 2;
+  const { context, x, bar: high } = view;
+  const top = barTop(view, row);
   const [sent, prefill, first, end] = [x(bar.sent), x(bar.prefill), x(bar.first), x(bar.end)];
   context.fillStyle = familyColour(bar.colour);
-  context.fillRect(prefill, top, Math.max(1, first - prefill), LANE.bar);
+  context.fillRect(prefill, top, Math.max(1, first - prefill), high);
   context.globalAlpha = 0.55;
-  if (end > first) context.fillRect(first, top + LANE.bar / 2, Math.max(0.5, end - first), LANE.bar / 2);
-  if (prefill - sent > 1) context.fillRect(sent, top + LANE.bar / 2 - 1, prefill - sent, 2);
+  if (end > first) context.fillRect(first, top + high / 2, Math.max(0.5, end - first), high / 2);
+  if (prefill - sent > 1) context.fillRect(sent, top + high / 2 - 1, prefill - sent, 2);
   context.globalAlpha = 1;
   if (bar.record.fork) drawForkMark(context, Math.max(LANE.gutter + 5, sent), top);
-  if (bar.record.outcome !== 'ok') drawCross(context, end, top + LANE.bar / 2);
-  timeline.drawn.push({ bar, left: sent, right: Math.max(end, sent + 3), top, bottom: top + LANE.bar });
+  if (bar.record.outcome !== 'ok') drawCross(context, end, top + high / 2);
+  timeline.drawn.push({ bar, left: sent, right: Math.max(end, sent + 3), top, bottom: top + high });
 }
 
 // An arrow down into the slot: what stands there was copied, not evaluated.
@@ -157,12 +170,12 @@ function drawCross(context, x, y) {
 }
 
 // Each wait in the first row that is free; what does not fit into the rows is drawn over in the last one.
-function drawWaits({ context, x, waitsAt }, bars) {
+function drawWaits({ context, x, waitsAt, waitRows }, bars) {
   const ends = [];
   bars.sort((a, b) => a.arrived - b.arrived);
   for (const bar of bars) {
     let row = ends.findIndex((end) => end <= bar.arrived);
-    if (row < 0) row = Math.min(ends.length, WAITS.rows - 1);
+    if (row < 0) row = Math.min(ends.length, waitRows - 1);
     ends[row] = bar.sent;
     const top = waitsAt + row * WAITS.height;
     context.fillStyle = familyColour(bar.colour);
@@ -179,18 +192,19 @@ function drawWarmups(view) {
   }
 }
 
-function hatch({ context }, left, right, row, label) {
-  const top = row * LANE.height + (LANE.height - LANE.bar) / 2 + 0.5;
+function hatch(view, left, right, row, label) {
+  const { context, bar: high } = view;
+  const top = barTop(view, row) + 0.5;
   const width = Math.max(3, right - left);
   context.strokeStyle = timeline.palette.soft;
   context.save();
   context.beginPath();
-  context.rect(left, top, width, LANE.bar - 1);
+  context.rect(left, top, width, high - 1);
   context.stroke();
   context.clip();
-  for (let x = left - LANE.bar; x < left + width; x += 5) stroke(context, x, top + LANE.bar, x + LANE.bar, top);
+  for (let x = left - high; x < left + width; x += 5) stroke(context, x, top + high, x + high, top);
   context.restore();
-  if (label) context.fillText(label, left + 4, top + LANE.bar / 2);
+  if (label) context.fillText(label, left + 4, top + high / 2);
 }
 
 // What runs right now has no record yet: the status says which slot it is in, and we remember since when we know.
@@ -202,10 +216,10 @@ function drawOccupied(view) {
     if (slot.state !== 'leased') return hatch(view, x(now) - 14, x(now), row, '');
     const since = store.running.get(slot.ticket);
     if (since === undefined) return;
-    const top = row * LANE.height + (LANE.height - LANE.bar) / 2 + 0.5;
+    const top = barTop(view, row) + 0.5;
     context.strokeStyle = familyColour(slot.family);
     context.setLineDash([4, 3]);
-    context.strokeRect(x(since), top, Math.max(2, x(now) - x(since)), LANE.bar - 1);
+    context.strokeRect(x(since), top, Math.max(2, x(now) - x(since)), view.bar - 1);
     context.setLineDash([]);
   });
 }
