@@ -36,8 +36,9 @@ check: $(VENV)/.dev ## format, lint, types, all tests: what has to pass before a
 bench: $(VENV)/.test ## what the proxy adds per request and per stream, against a stub upstream
 	$(BIN)/python -m tests.bench.overhead $(ARGS)
 
-docs: $(VENV)/.test ## write the generated pages under docs/reference
+docs: $(VENV)/.test ## write the generated pages under docs/reference and the Grafana dashboards
 	$(BIN)/python scripts/reference.py
+	$(BIN)/python scripts/dashboards.py
 
 format: $(VENV)/.dev ## format and sort imports
 	$(BIN)/ruff format .

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+import yaml
 
 from prefixproxy.errors import ProxyError
 from prefixproxy.journal import RECORD_FIELDS
 from prefixproxy.metrics import HELP, REJECT_REASONS, WORK_OUTCOMES, Metrics, StatusSnapshot, UpstreamStatus
-from prefixproxy.settings import Settings, packaged_config
+from prefixproxy.settings import Admission, Settings, packaged_config
 from prefixproxy.settings_errors import setting_names
 from prefixproxy.types import API_OF_PATH, CacheSource, Kind, MissReason, Outcome, Priority, SlotState
 
@@ -98,7 +100,8 @@ def test_every_metric_is_documented_with_its_labels() -> None:
 def test_no_metric_is_documented_that_does_not_exist() -> None:
     names = {f"prefixproxy_{name}" for name in HELP} | {"prefixproxy_upstream_info"}
     for path in PAGES:
-        text = re.sub(r"_(bucket|sum|count)\b", "", path.read_text(encoding="utf-8"))
+        text = re.sub(r"\b\w+:prefixproxy_\w+:\w+", "", path.read_text(encoding="utf-8"))
+        text = re.sub(r"_(bucket|sum|count)\b", "", text)
         assert set(re.findall(r"\bprefixproxy_\w+", text)) <= names, path.name
 
 
@@ -114,6 +117,61 @@ def test_every_closed_label_set_is_spelled_out(values: tuple[str, ...]) -> None:
 )
 def test_every_value_of_a_record_is_explained(heading: str, values: tuple[str, ...]) -> None:
     assert set(rows(section(page("reference/http.md"), heading))) == set(values)
+
+
+def headings(text: str, level: str = "##") -> list[str]:
+    return re.findall(rf"^{level} (.+)$", text, flags=re.MULTILINE)
+
+
+def test_every_miss_reason_has_a_section_that_says_what_to_do() -> None:
+    text = page("operate/miss-reasons.md")
+    assert headings(text) == list(MissReason)
+    assert set(rows(text)) == set(MissReason)
+    for reason in MissReason:
+        assert re.search(r"\*Do\*|\*If it keeps|Nothing to do", section(text, reason)), reason
+
+
+def test_every_admission_setting_has_its_row_in_the_tuning_guide() -> None:
+    documented = rows(section(page("operate/tuning-admission.md"), "What each setting does"))
+    assert set(documented) == set(Admission.model_fields)
+
+
+def shipped_rules() -> list[dict[str, str]]:
+    files = sorted((ROOT / "deploy" / "prometheus").glob("*.rules.yml"))
+    loaded = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in files]
+    return [rule for file in loaded for group in file["groups"] for rule in group["rules"]]
+
+
+def test_every_alert_has_a_runbook_and_every_recorded_series_is_explained() -> None:
+    text, shipped = page("operate/alerts.md"), shipped_rules()
+    assert headings(text) == ["Recording rules", *(rule["alert"] for rule in shipped if "alert" in rule)]
+    assert set(rows(section(text, "Recording rules"))) == {rule["record"] for rule in shipped if "record" in rule}
+
+
+def test_every_dashboard_has_a_section() -> None:
+    text = page("operate/reading-the-dashboards.md")
+    for path in sorted((ROOT / "deploy" / "grafana" / "dashboards").glob("*.json")):
+        title = json.loads(path.read_text(encoding="utf-8"))["title"].removeprefix("prefixproxy: ")
+        assert title.capitalize() in headings(text)
+
+
+def test_panels_and_files_that_the_guides_name_exist() -> None:
+    shown = "".join(
+        path.read_text(encoding="utf-8") for path in sorted((ROOT / "deploy" / "grafana" / "dashboards").glob("*.json"))
+    )
+    for name in ("alerts", "tuning-admission", "reading-the-dashboards", "miss-reasons"):
+        text = page(f"operate/{name}.md")
+        assert [
+            f for f in re.findall(r"`((?:deploy|scripts|tests|config)/[\w./-]+)`", text) if not (ROOT / f).exists()
+        ] == []
+        assert [title for title in panel_names(text) if f'"title": "{title}"' not in shown] == []
+
+
+def panel_names(text: str) -> set[str]:
+    """Names in quotes that begin in upper case, and the first column of tables under "look at"."""
+    tables = re.findall(r"^\| look at .*\n\|.*\n((?:\|.*\n)+)", text, flags=re.MULTILINE)
+    first = {line.split("|")[1].strip() for table in tables for line in table.splitlines()}
+    return first | {" ".join(name.split()) for name in re.findall(r'"([A-Z][^"`]+)"', text)}
 
 
 def test_every_field_of_a_record_is_explained() -> None:
