@@ -98,7 +98,10 @@ class Answering:
                 kept.add(out)
                 await self._reply.body(out)
         rest = progress.close()
-        self._learn(tail.last_objects())
+        last = tail.last_objects()
+        self._learn(last)
+        if any(isinstance(each.get("error"), dict) for each in last[-1:]):
+            self._exchange.outcome, self._lease.ok = Outcome.UPSTREAM_ERROR, False
 
         async def finish() -> None:
             await self._reply.end(rest)

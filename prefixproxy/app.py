@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -33,6 +34,7 @@ from prefixproxy.schedule import Scheduler
 from prefixproxy.schedule_types import Policy
 from prefixproxy.settings import Settings
 from prefixproxy.stabilise import StabilisePolicy, Stabiliser
+from prefixproxy.stabilise_notes import count_tokens
 from prefixproxy.state import StateFile
 from prefixproxy.status import OWN_PREFIX, PUBLIC, Status, status_snapshot
 from prefixproxy.telemetry import Telemetry
@@ -119,7 +121,9 @@ class _Entrance:
     def __init__(self, parts: Parts, status: Status, keeping: Keeping) -> None:
         @asynccontextmanager
         async def lifespan(app: Starlette) -> AsyncIterator[None]:
-            async with keeping.running(), parts.dispatcher.running():
+            async with asyncio.TaskGroup() as group, keeping.running(), parts.dispatcher.running():
+                # Its first call loads the vocabulary, which would hold up whichever request came to need it.
+                group.create_task(asyncio.to_thread(count_tokens, ""))
                 yield
 
         self._own = Starlette(routes=status.routes(), lifespan=lifespan)
