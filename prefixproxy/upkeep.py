@@ -127,6 +127,7 @@ class Upkeep:
         while True:
             if self.state.health is Health.UP:
                 await self._wait(self.state.probe_now, LOOK_EVERY_S)
+                self.state.probe_now.clear()
                 await self._look()
             else:
                 await self._probe()

@@ -1,0 +1,134 @@
+"""An upstream is probed until it answers, then looked at now and then: never as fast as the loop turns."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import cast
+
+import pytest
+
+from prefixproxy.backends import Backend, SlotReading
+from prefixproxy.errors import UpstreamLoading, UpstreamUnavailable
+from prefixproxy.types import Capabilities, UpstreamFacts
+from prefixproxy.upkeep import Health, Listener, Upkeep, UpstreamState
+
+pytestmark = pytest.mark.anyio
+
+FACTS = UpstreamFacts("local", "llama-server", 2, capabilities=Capabilities(pin=True, observe=True))
+
+
+class Scripted:
+    """A backend that says what it is told to."""
+
+    name = "local"
+
+    def __init__(self) -> None:
+        self.probe_fails: Exception | None = None
+        self.slots_fail: Exception | None = None
+        self.looks = 0
+        self.probes = 0
+
+    async def probe(self) -> UpstreamFacts:
+        self.probes += 1
+        if self.probe_fails is not None:
+            raise self.probe_fails
+        return FACTS
+
+    async def health(self) -> None:
+        self.looks += 1
+
+    async def slots(self) -> Mapping[int, SlotReading]:
+        self.looks += 1
+        if self.slots_fail is not None:
+            raise self.slots_fail
+        return {0: SlotReading(False, 7), 1: SlotReading(True, None)}
+
+
+class Heard:
+    def __init__(self) -> None:
+        self.events: list[str] = []
+        self.read_at: list[float] = []
+
+    def listener(self) -> Listener:
+        return Listener(
+            up=lambda facts: self.events.append("up"),
+            lost=lambda name: self.events.append("lost"),
+            read=lambda name, reading, asked_at: self.read_at.append(asked_at),
+            not_coming=lambda: self.events.append("not coming"),
+        )
+
+
+@asynccontextmanager
+async def kept(backend: Scripted, heard: Heard) -> AsyncIterator[Upkeep]:
+    keeper = Upkeep(UpstreamState(cast(Backend, backend)), heard.listener(), asyncio.get_running_loop().time)
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(keeper.run())
+        try:
+            yield keeper
+        finally:
+            task.cancel()
+
+
+async def until(condition: object) -> None:
+    assert callable(condition)
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 - nothing tells when a loop has come round
+            await asyncio.sleep(0)
+
+
+async def turns(count: int) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def test_a_live_upstream_asked_to_be_probed_is_looked_at_once_not_for_ever() -> None:
+    backend, heard = Scripted(), Heard()
+    async with kept(backend, heard) as keeper:
+        await until(lambda: keeper.state.health is Health.UP)
+        keeper.state.probe_now.set()
+        await until(lambda: backend.looks == 1)
+        await turns(200)
+        assert backend.looks == 1
+        assert backend.probes == 1
+
+
+async def test_a_look_asked_for_is_one_look_however_many_asked() -> None:
+    backend, heard = Scripted(), Heard()
+    async with kept(backend, heard) as keeper:
+        await until(lambda: keeper.state.health is Health.UP)
+        before = asyncio.get_running_loop().time()
+        for _ in range(5):
+            keeper.read_soon()
+        await until(lambda: heard.read_at)
+        await turns(200)
+        assert (backend.looks, len(heard.read_at)) == (1, 1)
+        assert heard.read_at[0] >= before, "the reading carries the moment it was asked for"
+
+
+async def test_a_loading_upstream_is_told_from_one_that_is_not_there() -> None:
+    backend, heard = Scripted(), Heard()
+    backend.probe_fails = UpstreamLoading("loading")
+    async with kept(backend, heard) as keeper:
+        await until(lambda: keeper.state.health is Health.LOADING)
+        backend.probe_fails = UpstreamUnavailable("refused")
+        keeper.state.probe_now.set()
+        await until(lambda: keeper.state.health is Health.STARTING)
+        backend.probe_fails = None
+        keeper.state.probe_now.set()
+        await until(lambda: keeper.state.health is Health.UP)
+    assert heard.events[-1] == "up"
+    assert "lost" not in heard.events
+
+
+async def test_a_look_that_fails_loses_the_upstream_until_a_probe_succeeds() -> None:
+    backend, heard = Scripted(), Heard()
+    async with kept(backend, heard) as keeper:
+        await until(lambda: keeper.state.health is Health.UP)
+        backend.slots_fail, backend.probe_fails = UpstreamUnavailable("refused"), UpstreamUnavailable("refused")
+        keeper.read_soon()
+        await until(lambda: "lost" in heard.events)
+        backend.slots_fail = backend.probe_fails = None
+        await until(lambda: heard.events.count("up") == 2)
+    assert [e for e in heard.events if e != "not coming"] == ["up", "lost", "up"]
