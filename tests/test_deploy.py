@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from prefixproxy.settings import load_settings, packaged_config
 
 ROOT = Path(__file__).parent.parent
 FILES = [path for path in sorted((ROOT / "deploy").rglob("*")) if path.is_file()]
+COMPOSE = ROOT / "deploy" / "compose.yaml"
+KUBERNETES = ROOT / "deploy" / "kubernetes"
 ASSIGNMENT = re.compile(r"^\s*(?:Environment=)?(?:ENV )?(PREFIXPROXY_\w+)(?:=|: )(.+?)\s*\\?$", flags=re.MULTILINE)
 
 
@@ -52,3 +56,126 @@ def test_the_port_is_published_on_loopback_only() -> None:
     ports = re.findall(r'^ +- "([\d.:]+:\d+)"$', text, flags=re.MULTILINE)
     assert ports
     assert all(port.startswith("127.0.0.1:") for port in ports)
+
+
+def compose() -> dict[str, Any]:
+    services: dict[str, Any] = yaml.safe_load(COMPOSE.read_text(encoding="utf-8"))["services"]
+    return services
+
+
+def manifests() -> dict[str, list[dict[str, Any]]]:
+    """Kubernetes objects by kind, of all files that the kustomization lists."""
+    listed = yaml.safe_load((KUBERNETES / "kustomization.yaml").read_text(encoding="utf-8"))["resources"]
+    assert sorted([*listed, "kustomization.yaml"]) == sorted(path.name for path in KUBERNETES.iterdir())
+    found: dict[str, list[dict[str, Any]]] = {}
+    for name in listed:
+        for each in yaml.safe_load_all((KUBERNETES / name).read_text(encoding="utf-8")):
+            found.setdefault(each["kind"], []).append(each)
+    return found
+
+
+def pod() -> dict[str, Any]:
+    (deployment,) = manifests()["Deployment"]
+    spec: dict[str, Any] = deployment["spec"]["template"]["spec"]
+    return spec
+
+
+def container(name: str) -> dict[str, Any]:
+    (found,) = [each for each in pod()["containers"] if each["name"] == name]
+    return dict(found)
+
+
+def flags(command: list[str]) -> dict[str, str]:
+    """Options of a command line, each with its value."""
+    following = [*command[1:], ""]
+    return {
+        word: "" if after.startswith("-") else after
+        for word, after in zip(command, following, strict=True)
+        if word.startswith("-")
+    }
+
+
+def test_what_the_containers_mount_is_there() -> None:
+    for name, service in compose().items():
+        for mount in service.get("volumes", []):
+            source = mount.split(":")[0]
+            if source.startswith("."):
+                assert (COMPOSE.parent / source).is_dir(), f"{name}: {source}"
+    home = compose()["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
+    assert (COMPOSE.parent / "grafana" / "dashboards" / Path(home).name).is_file()
+
+
+def test_grafana_finds_prometheus_and_the_dashboards_in_the_compose_file() -> None:
+    provisioning = COMPOSE.parent / "grafana" / "provisioning"
+    (source,) = yaml.safe_load((provisioning / "datasources" / "prometheus.yml").read_text())["datasources"]
+    assert source["url"] == "http://prometheus:9090"
+    assert source["url"].split("//")[1].split(":")[0] in compose()
+    (provider,) = yaml.safe_load((provisioning / "dashboards" / "prefixproxy.yml").read_text())["providers"]
+    assert any(mount.split(":")[1] == provider["options"]["path"] for mount in compose()["grafana"]["volumes"])
+    scraped = yaml.safe_load((COMPOSE.parent / "prometheus" / "prometheus.yml").read_text())["scrape_configs"]
+    targets = {target for job in scraped for static in job["static_configs"] for target in static["targets"]}
+    assert targets == {"prefixproxy:8100"}
+
+
+def test_nothing_watches_by_calling_home() -> None:
+    environment = compose()["grafana"]["environment"]
+    for name in ("REPORTING_ENABLED", "CHECK_FOR_UPDATES", "CHECK_FOR_PLUGIN_UPDATES"):
+        assert environment[f"GF_ANALYTICS_{name}"] == "false"
+
+
+def test_llama_server_is_started_alike_everywhere() -> None:
+    here, there = flags(compose()["llama-server"]["command"]), flags(container("llama-server")["args"])
+    differing = {"--model", "--host"}
+    assert {k: v for k, v in here.items() if k not in differing} == {
+        k: v for k, v in there.items() if k not in differing
+    }
+    assert there["--host"] == "127.0.0.1", "the kubelet's pod network must not reach the engine"
+    assert {"--slots", "--metrics", "--slot-save-path", "--no-kv-unified"} <= set(here)
+
+
+def test_the_pod_runs_as_nobody_in_particular() -> None:
+    assert pod()["securityContext"]["runAsNonRoot"] is True
+    assert pod()["securityContext"]["runAsUser"] > 0
+    assert pod()["automountServiceAccountToken"] is False
+    for each in pod()["containers"]:
+        locked = each["securityContext"]
+        assert locked["allowPrivilegeEscalation"] is False
+        assert locked["readOnlyRootFilesystem"] is True
+        assert locked["capabilities"] == {"drop": ["ALL"]}
+        assert each["resources"]["limits"]["memory"]
+
+
+def test_the_pod_is_probed_where_the_proxy_answers() -> None:
+    proxy = container("prefixproxy")
+    assert proxy["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "http"}
+    assert proxy["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "http"}
+    (service,) = manifests()["Service"]
+    (port,) = proxy["ports"]
+    assert service["spec"]["ports"] == [{"name": "http", "port": port["containerPort"], "targetPort": port["name"]}]
+
+
+def test_saved_slots_stay_in_memory_and_every_mount_has_its_volume() -> None:
+    volumes = {volume["name"]: volume for volume in pod()["volumes"]}
+    assert volumes["slots"]["emptyDir"]["medium"] == "Memory"
+    mounted = {mount["name"] for each in pod()["containers"] for mount in each["volumeMounts"]}
+    assert mounted == set(volumes)
+    claims = {v["persistentVolumeClaim"]["claimName"] for v in volumes.values() if "persistentVolumeClaim" in v}
+    assert claims == {claim["metadata"]["name"] for claim in manifests()["PersistentVolumeClaim"]}
+
+
+def test_the_mapped_settings_are_valid(tmp_path: Path) -> None:
+    (mapped,) = manifests()["ConfigMap"]
+    for name, text in mapped["data"].items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        settings = load_settings(tmp_path / name, {}, {})
+        assert [upstream.name for upstream in settings.upstreams] == ["local"]
+        mounts = {mount["mountPath"] for mount in container("prefixproxy")["volumeMounts"]}
+        assert str(Path(settings.state.path).parent) in mounts
+        assert f"/etc/prefixproxy/{name}" in container("prefixproxy")["args"]
+
+
+def test_the_service_monitor_asks_for_paths_that_exist() -> None:
+    (monitor,) = manifests()["ServiceMonitor"]
+    scraped = yaml.safe_load((COMPOSE.parent / "prometheus" / "prometheus.yml").read_text())["scrape_configs"]
+    paths = {job.get("metrics_path", "/metrics") for job in scraped}
+    assert {endpoint["path"] for endpoint in monitor["spec"]["endpoints"]} == paths
