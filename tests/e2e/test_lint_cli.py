@@ -61,16 +61,17 @@ def test_the_documentation_shows_what_it_prints(tmp_path: Path) -> None:
     assert lint("first.json", "second.json", cwd=tmp_path) == (0, shown[1], "")
 
 
-def test_strict_fails_where_something_would_still_break_and_the_suggested_rule_mends_it(tmp_path: Path) -> None:
+def unknown_counter() -> bytes:
+    """Two bodies that differ in a line no rule knows."""
     text = (
         "You keep the shelves of an archive.\nSheets on loan: {}\nAnswer in one sentence, and name the rule you used."
     )
-    lines = [
-        json.dumps({"model": "m", "messages": [{"role": "system", "content": text.format(n)}, {"role": "user"}]})
-        for n in (17, 19)
-    ]
-    stdin = "\n".join(lines).encode()
-    assert lint("-", cwd=tmp_path, stdin=stdin)[0] == 0
+    systems = [{"role": "system", "content": text.format(n)} for n in (17, 19)]
+    return b"\n".join(json.dumps({"model": "m", "messages": [s, {"role": "user"}]}).encode() for s in systems)
+
+
+def test_strict_fails_where_something_would_still_break_and_the_suggested_rule_mends_it(tmp_path: Path) -> None:
+    stdin = unknown_counter()
     code, out, _ = lint("-", "--strict", "--json", cwd=tmp_path, stdin=stdin)
     report: dict[str, Any] = json.loads(out)
     assert (code, report["ok"]) == (1, False)
@@ -79,8 +80,18 @@ def test_strict_fails_where_something_would_still_break_and_the_suggested_rule_m
     code, out, _ = lint("-", "--strict", "--json", "--rules", "mine.toml", cwd=tmp_path, stdin=stdin)
     report = json.loads(out)
     assert (code, report["ok"], report["suggestions"]) == (0, True, [])
-    code, out, _ = lint("-", "--strict", "--json", "--learned", "apply", cwd=tmp_path, stdin=stdin)
-    assert (code, json.loads(out)["ok"]) == (0, True)
+
+
+def test_without_strict_a_break_is_no_failure(tmp_path: Path) -> None:
+    code, out, _ = lint("-", cwd=tmp_path, stdin=unknown_counter())
+    assert code == 0
+    assert "1 of 2 requests still break the cache" in out
+
+
+def test_learned_on_the_command_line_is_that_of_the_settings(tmp_path: Path) -> None:
+    code, out, _ = lint("-", "--strict", "--json", "--learned", "apply", cwd=tmp_path, stdin=unknown_counter())
+    report = json.loads(out)
+    assert (code, report["ok"], report["settings"]["learned"]) == (0, True, "apply")
 
 
 def test_settings_are_those_of_the_proxy(tmp_path: Path) -> None:
