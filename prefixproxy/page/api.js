@@ -20,16 +20,17 @@ function askForKey() {
     if (wrong) setText(byId('key-text'), 'That key was not accepted. Another one?');
     sessionStorage.removeItem(KEY_NAME);
     byId('key-input').value = '';
-    dialog.oncancel = (event) => event.preventDefault(); // there is nothing to see without a key
     byId('key-form').onsubmit = (event) => {
       event.preventDefault();
       sessionStorage.setItem(KEY_NAME, byId('key-input').value.trim());
-      dialog.close();
       asking = null;
+      dialog.close();
       done();
     };
     dialog.showModal();
   });
+  // There is nothing to see without a key, so the dialog comes back however it was closed.
+  byId('key-dialog').onclose = () => { if (asking) byId('key-dialog').showModal(); };
   return asking;
 }
 
