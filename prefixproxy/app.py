@@ -44,8 +44,9 @@ from prefixproxy.types import API_OF_PATH, Usage
 from prefixproxy.volatile import RuleSet, load_rules
 
 EMBEDDED = "embedded"
-NO_ROLLBACK_SHARE = 0.5
-"""Of the tokens before a forgotten tail, this share or less was reused: the model's memory cannot be cut back."""
+NO_ROLLBACK_SHARE = 0.9
+"""Of the tokens before a forgotten tail, this share or less was reused: the model's memory cannot be cut back to where
+one likes. Plain attention keeps all of them; checkpoints keep some."""
 EVENTS_PATH = "/prefixproxy/events"
 MAX_TOOL_SETS, MAX_CALLS, MAX_MEMORY_BYTES = 1024, 16_384, 32 << 20
 

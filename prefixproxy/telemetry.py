@@ -148,7 +148,7 @@ class Telemetry:
             upstream_since=lease.upstream_since,
             reuse_off=exchange.reuse_off,
             fork_failed=lease.reason in (Reason.WARM_FAILED, Reason.HOLD_EXPIRED),
-            no_rollback=_lost_most(exchange.usage) and self._cannot_roll_back(lease.backend.name),
+            no_rollback=_evaluated_much(exchange.usage) and self._cannot_roll_back(lease.backend.name),
         )
         return self._history.explain_miss(exchange.verdict, evidence, now)
 
@@ -190,8 +190,8 @@ def _sight_of(exchange: Exchange) -> Sight:
     )
 
 
-def _lost_most(usage: Usage) -> bool:
-    return 2 * (usage.cached_tokens or 0) < (usage.prompt_tokens or 0)
+def _evaluated_much(usage: Usage) -> bool:
+    return 10 * (usage.evaluated_tokens or 0) > (usage.prompt_tokens or 0)
 
 
 def _asked_model(plan: Plan) -> str:

@@ -1,0 +1,65 @@
+"""What broken-off requests had cost: told once, from the first reading that shows their slot idle."""
+
+from __future__ import annotations
+
+import pytest
+
+from prefixproxy.backends import SlotReading
+from prefixproxy.backends.llamacpp import LlamaServer
+from prefixproxy.lease import CutShort, Lease
+from prefixproxy.prefix import chain_of
+from prefixproxy.schedule_types import Reason, Ticket
+from prefixproxy.types import TicketId
+
+
+def lease(slot: int | None = 2, reused: int | None = 900, upstream: str = "u") -> Lease:
+    ticket = Ticket(TicketId("t"), chain_of([b"x"]), 0, "f", 1, 0.0, 9.0)
+    backend = LlamaServer(upstream, "http://127.0.0.1:1")
+    return Lease(ticket, backend, slot, 0, fork=False, reason=Reason.RESIDENT, queued_s=0.0, reused=reused)
+
+
+def told(
+    cut_short: CutShort, slot: int = 2, asked_at: float = 11.0, *, busy: bool = False, n: int | None = 1412
+) -> list[tuple[int, int, int]]:
+    return [entry[1:] for entry in cut_short.read("u", {slot: SlotReading(busy, n)}, asked_at)]
+
+
+def test_the_length_of_the_idle_slot_less_what_was_reused_is_what_was_evaluated() -> None:
+    cut_short = CutShort()
+    cut_short.released(lease(), 10.0)
+    assert told(cut_short, busy=True) == []
+    assert told(cut_short, slot=1) == []
+    assert told(cut_short, asked_at=9.0) == [], "older than the end of the request"
+    assert told(cut_short) == [(2, 900, 512)]
+    assert told(cut_short) == [], "once"
+
+
+@pytest.mark.parametrize("n", [None, 899])
+def test_a_length_that_cannot_be_it_tells_nothing(n: int | None) -> None:
+    cut_short = CutShort()
+    cut_short.released(lease(), 10.0)
+    assert told(cut_short, n=n) == []
+    assert told(cut_short) == [], "the slot has changed since"
+
+
+def test_the_next_request_in_the_slot_ends_the_waiting() -> None:
+    cut_short = CutShort()
+    cut_short.released(lease(), 10.0)
+    cut_short.released(lease(reused=None), 12.0)
+    assert told(cut_short, asked_at=13.0) == []
+
+
+@pytest.mark.parametrize("other", [lease(slot=None), lease(reused=None)])
+def test_other_endings_open_nothing(other: Lease) -> None:
+    cut_short = CutShort()
+    cut_short.released(other, 10.0)
+    assert told(cut_short) == []
+
+
+def test_a_lost_server_takes_its_counts_along() -> None:
+    cut_short = CutShort()
+    cut_short.released(lease(), 10.0)
+    cut_short.released(lease(upstream="other"), 10.0)
+    cut_short.lost("u")
+    assert told(cut_short) == []
+    assert [entry[1:] for entry in cut_short.read("other", {2: SlotReading(False, 950)}, 11.0)] == [(2, 900, 50)]
