@@ -12,6 +12,7 @@ from prefixproxy.misses import Verdict
 from prefixproxy.plan import Plan
 from prefixproxy.prompt import AppendItem, SetText, SetValue
 from prefixproxy.schedule_types import Ticket
+from prefixproxy.side import is_side
 from prefixproxy.types import Api, Outcome, Priority, TicketId, Usage
 from prefixproxy.warming import Rendering
 
@@ -109,6 +110,7 @@ def ticket_of(exchange: Exchange, n_tokens: int, deadline: float, *, pinnable: b
         model=str(data.get("model") or ""),
         tenant=exchange.tenant,
         priority=exchange.hints.priority,
+        side=is_side(exchange.api, data),
         wanted_slot=wanted_slot(data) if pinnable else None,
         pinnable=pinnable,
         warmable=pinnable and exchange.api is Api.CHAT and prompt is not None and not prompt.multimodal,

@@ -22,6 +22,7 @@ from prefixproxy.microscope import Strips, strip_of
 from prefixproxy.misses import Evidence
 from prefixproxy.plan import Plan
 from prefixproxy.schedule_types import Reason
+from prefixproxy.side import is_side
 from prefixproxy.sightings import Sight
 from prefixproxy.trend import Trend
 from prefixproxy.types import FirstDifference, Kind, MissReason, Outcome, RequestRecord, Usage
@@ -187,6 +188,7 @@ def _sight_of(exchange: Exchange) -> Sight:
         labels=tuple(label for label, _, _ in form.segments) if form else ("prompt[0]",),
         n_head=sum(end <= form.head_bytes for _, _, end in form.segments) if form else 0,
         chain=plan.chain,
+        side=is_side(exchange.api, plan.body.data),
     )
 
 
