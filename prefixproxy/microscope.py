@@ -15,7 +15,7 @@ from typing import Any
 
 from prefixproxy.chat import MESSAGE
 from prefixproxy.chat_parts import PART
-from prefixproxy.misses import TOLERANCE_TOKENS
+from prefixproxy.misses import TOLERANCE_RATIO, TOLERANCE_TOKENS
 from prefixproxy.types import MissReason, Outcome, RequestRecord
 from prefixproxy.volatile import RuleSet
 
@@ -308,7 +308,7 @@ def _reusable(
         # One leads the other whole.
         common = tokens_before(min(strip.n_bytes, reference.n_bytes), strip.n_bytes, prompt)
     known = min(prompt, max(record.expected_cached or 0, common))
-    return known if known - cached > TOLERANCE_TOKENS else cached
+    return known if known - cached > max(TOLERANCE_TOKENS, TOLERANCE_RATIO * known) else cached
 
 
 def _moved(record: RequestRecord, treatments: Mapping[str, str], *, observing: bool) -> list[dict[str, Any]]:

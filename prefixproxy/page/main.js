@@ -2,7 +2,7 @@
 
 const POLL_MS = 1000;
 const SLOWEST_RETRY_MS = 5000;
-const EVERY_MS = { timeline: 60, list: 250, charts: 1000 };
+const EVERY_MS = { timeline: 60, list: 400, charts: 1000 };
 if (matchMedia('(prefers-reduced-motion: reduce)').matches) EVERY_MS.timeline = 1000;
 
 const due = { timeline: 0, list: 0, charts: 0 };
@@ -14,7 +14,7 @@ function connection(state, text) {
   setText(node, text);
 }
 
-// However many records arrive, the document is touched once per frame, and tables four times a second.
+// However many records arrive, the document is touched once per frame, and the tables a few times a second.
 function frame(now) {
   requestAnimationFrame(frame); // first, so that a mistake in one drawing does not end all of them
   listChanged = absorb() || listChanged;

@@ -178,12 +178,16 @@ function factList(record) {
     el('div', {}, el('dt', { text: name }), el('dd', { text: value }))));
 }
 
+// A name with # in front heads a column of numbers.
+const headings = (...names) => names.map((name) =>
+  el('th', { scope: 'col', class: name.startsWith('#') ? 'num' : null, text: name.replace('#', '') }));
+
 function movedTable(record) {
   const { moved } = record.explain;
   if (!moved.length) return [];
   const title = moved[0].done ? 'Moved behind the root' : 'Would be moved (stabilise.mode is observe)';
   return [el('h3', { text: title }), el('div', { class: 'scroll moved', tabindex: '0', 'aria-label': title }, el('table', {},
-    el('thead', {}, el('tr', {}, ...['Rule', 'From', 'Bytes', 'What the client could do'].map((text) => el('th', { scope: 'col', text })))),
+    el('thead', {}, el('tr', {}, ...headings('Rule', 'From', '#Bytes', 'What the client could do'))),
     el('tbody', {}, ...moved.map((one) => el('tr', {}, el('td', { text: one.rule }), el('td', { text: one.segments.join(', ') }),
       el('td', { class: 'num', text: count(one.bytes) }), el('td', { text: one.advice }))))))];
 }
@@ -198,6 +202,6 @@ function segmentTable(record) {
     return one.text === undefined ? [numbers] : [numbers, el('tr', {}, el('td', { colspan: 5 }, el('pre', { class: 'text', text: one.text })))];
   });
   return [el('h3', { text: 'Segments' }), el('div', { class: 'scroll segments', tabindex: '0', 'aria-label': 'Segments' }, el('table', {},
-    el('thead', {}, el('tr', {}, ...['Segment', 'Part', 'Tokens', 'Held', 'Bytes'].map((text) => el('th', { scope: 'col', text })))),
+    el('thead', {}, el('tr', {}, ...headings('Segment', 'Part', '#Tokens', 'Held', '#Bytes'))),
     el('tbody', {}, ...rows)))];
 }

@@ -1,6 +1,6 @@
 // The list of requests with its filters, the families, the suggested rules, the upstreams.
 
-const ROWS = 100;
+const ROWS = 60; // more would be painted again with every new row, for nobody to read
 const list = { reasons: new Set(), frozen: null, rows: new Map(), families: '' };
 
 function option(value, label) {
