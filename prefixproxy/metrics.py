@@ -58,8 +58,8 @@ HELP = {
     " nobody had evaluated it before).",
     "cache_measurements_total": "Finished requests by where their cached-token count comes from; only reported ones"
     " enter the token counters.",
-    "expected_cached_tokens_total": "Cached tokens the proxy expected, of requests whose count was reported. Far above the"
-    " cached ones of prompt_tokens_total: slots lose their prefix unseen.",
+    "expected_cached_tokens_total": "Cached tokens the proxy expected, of requests whose count was reported. Far above"
+    " the cached ones of prompt_tokens_total: slots lose their prefix unseen.",
     "prefill_seconds_total": "Seconds the server spent evaluating prompts, as it reported them, warm-ups included.",
     "prefill_seconds_saved_total": "Cached tokens times the measured seconds per evaluated token of the same model."
     " Starts counting with the first measured prefill of 64 tokens or more.",

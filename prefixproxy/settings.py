@@ -133,7 +133,9 @@ class Admission(Section):
         "cost", description="`cost` places by estimated seconds; `fifo` serves strictly in order of arrival."
     )
     fork: bool = Field(True, description="Copy a root that is in one slot into others instead of evaluating it again.")
-    concurrency: Count = Field(0, description="Most requests that run at once, over all upstreams; 0 means one per slot.")
+    concurrency: Count = Field(
+        0, description="Most requests running at once, over all upstreams; 0 means one per slot."
+    )
     root_threshold: float = Field(
         0.5, ge=0, description="Seconds of prefill from which on a cold root is warmed alone before its lanes start."
     )

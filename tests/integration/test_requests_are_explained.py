@@ -12,7 +12,9 @@ from prefixproxy.journal import RECORD_FIELDS
 
 pytestmark = pytest.mark.anyio
 
-BRIEFING = "You are one of several agents.\n" + "".join(f"Rule {n}: check section {n} of the report.\n" for n in range(40))
+BRIEFING = "You are one of several agents.\n" + "".join(
+    f"Rule {n}: check section {n} of the report.\n" for n in range(40)
+)
 
 
 def body(system: str, *texts: str) -> dict[str, Any]:
