@@ -224,6 +224,7 @@ async def test_the_page_fits_and_follows_the_theme(
             await in_view(page, 30)
             await page.screenshot(path=tmp_path / f"page-{width}-{scheme}.png", full_page=True)
         assert await page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), "no sideways scrolling"
+        assert await page.evaluate("window.shifts") == [], "what is there already stays where it is"
         ground = await page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert (sum(map(int, ground[4:-1].split(","))) < 3 * 128) == (scheme == "dark")
         await page.locator("#rows button").first.click()
