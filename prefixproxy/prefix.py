@@ -40,6 +40,8 @@ class PrefixChain:
     def common_blocks(self, other: PrefixChain) -> int:
         """How many leading blocks both share: a binary search, as equal at i means equal at all before."""
         limit = min(len(self.hashes), len(other.hashes))
+        if not limit or self.hashes[0] != other.hashes[0]:
+            return 0  # by far the most frequent case when prompts are compared with everything that is resident
         return bisect_left(range(limit), True, key=lambda i: self.hashes[i] != other.hashes[i])
 
     def common_bytes(self, other: PrefixChain) -> int:

@@ -22,7 +22,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from prefixproxy import schedule_work as work
 from prefixproxy.schedule_look import ASSUMED_LOOK_S, look, polls
 from prefixproxy.schedule_place import Placement
-from prefixproxy.schedule_plan import Gather, Hold, Place, SaveFirst, Server, Spread, WarmFirst, serving_servers
+from prefixproxy.schedule_plan import (
+    Gather,
+    Hold,
+    Place,
+    SaveFirst,
+    Server,
+    Spread,
+    WarmFirst,
+    any_idle,
+    busy,
+    release_promise,
+    serving_servers,
+    state_of,
+)
 from prefixproxy.schedule_queue import Queue, Waiting
 from prefixproxy.schedule_roots import Gathering, Root, RootTable, fingerprint
 from prefixproxy.schedule_run import Running, end, judge, learn, lease, settle
@@ -42,7 +55,7 @@ from prefixproxy.schedule_types import (
     WarmResult,
 )
 from prefixproxy.schedule_view import retry_after_s, snapshot_of, state_line, wakes
-from prefixproxy.types import RootId, SlotId, SlotState, TicketId, UpstreamFacts
+from prefixproxy.types import RootId, SlotId, TicketId, UpstreamFacts
 
 
 class Scheduler:
@@ -132,7 +145,7 @@ class Scheduler:
     def cancel(self, ticket: TicketId, now: float) -> list[Effect]:
         """The client of a waiting ticket is gone. What is being warmed for it goes on: many come back at once."""
         self._queue.pop(ticket)
-        self._release_promise(ticket)
+        release_promise(self._servers.values(), ticket)
         return self._place(now)
 
     def placed(self, ticket: TicketId, slot: SlotId, now: float, asked_at: float | None = None) -> list[Effect]:
@@ -278,7 +291,7 @@ class Scheduler:
 
     def _reject(self, ticket: TicketId, reason: RejectReason) -> Reject:
         self._queue.pop(ticket)
-        self._release_promise(ticket)
+        release_promise(self._servers.values(), ticket)
         self._rejected[reason] += 1
         return Reject(ticket, reason, retry_after_s(self._servers.values(), len(self._queue)))
 
@@ -288,20 +301,27 @@ class Scheduler:
         if not len(self._queue):
             return effects
         line = self._queue.ordered(self._policy.policy == "fifo")
-        place = Placement(servers, line, self._policy, now, self._busy())
+        place = Placement(servers, line, self._queue.counts, self._policy, now, busy(servers, len(self._running)))
         for place.yielding in (True, False):
             place.bound_for.clear()
+            state, idle = state_of(servers, self._policy, now), any_idle(servers)
             for waiting in line:
-                if self._queue.get(waiting.ticket.id) is waiting:
-                    effects += self._carry_out(place, waiting, now)
+                if self._queue.get(waiting.ticket.id) is not waiting or waiting.stands(state, now):
+                    continue
+                if servers and not idle:
+                    waiting.hold, waiting.until = HoldReason.NO_SLOT, None
+                    continue
+                found = self._carry_out(place, waiting, now)
+                effects += found
+                if found:
+                    place.changed()
+                    state, idle = state_of(servers, self._policy, now), any_idle(servers)
+                waiting.decided = state
             if not any(waiting.hold is HoldReason.OVERTAKEN for waiting in self._queue):
                 break
         return effects
 
     def _carry_out(self, place: Placement, waiting: Waiting, now: float) -> list[Effect]:
-        if place.servers and not any(slot.idle for server in place.servers for slot in server.slots.slots):
-            waiting.hold, waiting.until = HoldReason.NO_SLOT, None
-            return []
         decision = place.decide(waiting)
         waiting.until = None
         match decision:
@@ -370,24 +390,11 @@ class Scheduler:
     def _go(self, place: Placement, running: Running, reason: Reason, slot: SlotId | None = None) -> list[Effect]:
         ticket = running.ticket
         self._queue.pop(ticket.id)
-        self._release_promise(ticket.id)
+        release_promise(self._servers.values(), ticket.id)
         self._running[ticket.id] = running
         place.running += 1
         upstream, cached = running.server.slots.name, running.expected_cached
         return [Grant(ticket.id, slot, upstream, cached, running.root is not None, reason)]
-
-    def _busy(self) -> int:
-        """Requests and warm-ups that keep the servers busy."""
-        tables = [server.slots for server in self._servers.values()]
-        warming = sum(slot.work is Work.WARM for table in tables for slot in table.slots)
-        draining = sum(1 for table in tables for _ in table.in_state(SlotState.DRAINING))
-        return len(self._running) + warming + draining
-
-    def _release_promise(self, ticket: TicketId) -> None:
-        for server in self._servers.values():
-            for slot in server.slots.slots:
-                if slot.promised == ticket:
-                    slot.promised = None
 
     def _lose(self, server: Server) -> None:
         self._running = {id_: run for id_, run in self._running.items() if run.server is not server}

@@ -34,8 +34,9 @@ def look(
     strangers = [slot for slot, row in fresh if row.busy and slot.idle]
     for slot, row in fresh:
         match slot.state, row.busy:
-            case ((SlotState.LEASED | SlotState.RESERVED | SlotState.DRAINING), True):
+            case ((SlotState.LEASED | SlotState.RESERVED | SlotState.DRAINING), True) if not slot.started:
                 slot.started = True
+                slots.version += 1
             case ((SlotState.DRAINING | SlotState.FOREIGN), False) if asked >= slots.settled_at(slot):
                 slots.drained(slot, row.n_tokens, now)
             case SlotState.FOREIGN, True:
@@ -65,6 +66,7 @@ def _unexplained(
     if started and len(taken) >= settling.need:
         # it is in one of these: every slot that is idle now is safe, and none of these proves a foreign request
         server.slots.settling = None
+        server.slots.version += 1
         for slot in taken:
             slot.started = True
             server.slots.drain(slot, now)

@@ -24,9 +24,9 @@ from prefixproxy.schedule_plan import (
 )
 from prefixproxy.schedule_queue import Waiting
 from prefixproxy.schedule_roots import Root
-from prefixproxy.schedule_slots import Held, Slot, Work
+from prefixproxy.schedule_slots import Held, PrefixCounts, Slot, Work
 from prefixproxy.schedule_types import HoldReason, Policy, Reason, Ticket
-from prefixproxy.types import SlotId, SlotState
+from prefixproxy.types import SlotId, SlotState, TicketId
 
 WORTHWHILE_REUSE = 0.9
 """Where slots that forget a tail keep less than this share of the rest, copying a slot with a tail is pointless."""
@@ -36,17 +36,21 @@ WAIT_SLACK = 2.0
 
 @dataclass(slots=True)
 class Placement:
-    """One look at all state at `now`. `line`: who waits, in order. `closed`: upstreams that take no more in this look,
+    """One look at all state at `now`. `line`: who waits, in order, `counts`: what their prompts
+    share. `closed`: upstreams that take no more in this look,
     and why. `bound_for`: tickets ahead that wait for a busy slot. `yielding`: whether a ticket may be overtaken."""
 
     servers: Sequence[Server]
     line: Sequence[Waiting]
+    counts: PrefixCounts
     policy: Policy
     now: float
     running: int
     closed: dict[str, HoldReason] = field(default_factory=dict)
     bound_for: dict[SlotId, int] = field(default_factory=dict)
     yielding: bool = True
+    _forking: dict[str, bool] = field(default_factory=dict)
+    _saved: dict[tuple[TicketId, str], tuple[Root, int] | None] = field(default_factory=dict)
 
     def decide(self, waiting: Waiting) -> Decision:
         """The first of these that applies:
@@ -90,7 +94,10 @@ class Placement:
         return tokens > self.policy.root_threshold_s * server.rate(self.policy)
 
     def _can_fork(self, server: Server) -> bool:
-        return not server.snapshots_off_because(self.policy, self.now)
+        known = self._forking.get(server.slots.name)
+        if known is None:
+            known = self._forking[server.slots.name] = not server.snapshots_off_because(self.policy, self.now)
+        return known
 
     # 2. several slots, or the client's own
 
@@ -181,9 +188,17 @@ class Placement:
             out.append(Place(server, slot, root, cached, cost_s + lost_s, Reason.FORKED))
         return out
 
+    def changed(self) -> None:
+        """Effects took place since the last decision."""
+        self._saved.clear()
+
     def _best_saved(self, ticket: Ticket, server: Server) -> tuple[Root, int] | None:
-        if not self._can_fork(server):
-            return None
+        key = ticket.id, server.slots.name
+        if key not in self._saved:
+            self._saved[key] = self._find_saved(ticket, server) if self._can_fork(server) else None
+        return self._saved[key]
+
+    def _find_saved(self, ticket: Ticket, server: Server) -> tuple[Root, int] | None:
         best: tuple[Root, int] | None = None
         for root in server.roots.saved():
             if root.snapshot is not None and not root.running:
@@ -271,43 +286,49 @@ class Placement:
         ticket, server = waiting.ticket, best.server
         if waiting.plain or ticket.side or not self._can_fork(server):
             return None
-        peers = [w.ticket for w in self.line if w is not waiting and w.plain is None and not w.ticket.side]
-        wanted = self._wanted_idle(ticket, peers, server)
+        with_others = self.counts.deepest(ticket.chain, holders=2)
+        peers = self._peers(waiting, server, with_others)
+        wanted = self._wanted_idle(ticket, peers, server) if peers else None
         if wanted is not None:
             return wanted
-        if not ticket.warmable:
-            return None
-        blocks = self._cold_blocks(ticket, peers, server, best.cached)
-        if not blocks:
-            return None
-        chain = ticket.chain.head(blocks)
-        known = server.roots.find(chain)
-        if known is not None and self.now < known.retry_at:
+        alone = self._alone(ticket, server)
+        if not ticket.warmable or not self._cold(ticket, server, best.cached, max(with_others, *alone)):
             return None
         for root in server.roots.running():
             return Hold(HoldReason.WARMING, root.until)  # two cold roots at once only slow each other down
+        together = [ticket.chain.common_blocks(peer.chain) for peer in peers]
+        together = [blocks for blocks in together if self._cold(ticket, server, best.cached, blocks)]
+        blocks = min(together, default=0) or max(
+            b for b in (*alone, 0) if self._cold(ticket, server, best.cached, b) or not b
+        )
+        chain = ticket.chain.head(blocks)
+        known = server.roots.find(chain)
+        if not blocks or (known is not None and self.now < known.retry_at):
+            return None
         if not waiting.gathered:
             return Gather(server, chain)
         if best.root is not None:
             return best
-        others = [o for o in peers if o.warmable and o.chain.common_blocks(ticket.chain) >= blocks]
-        others.sort(key=lambda o: o.chain.common_blocks(ticket.chain))
+        others = [peer for peer in peers if peer.warmable and peer.chain.common_blocks(ticket.chain) >= blocks]
+        others.sort(key=lambda other: other.chain.common_blocks(ticket.chain))
         return WarmFirst(server, best.slot, chain, ticket, tuple(others))
 
-    def _cold_blocks(self, ticket: Ticket, peers: Sequence[Ticket], server: Server, cached: int) -> int:
-        """Blocks of the root to warm: what the waiting tickets share; alone, the longest known root of it, what a
-        running one shares, or its head. 0 if all that is cached, or too cheap to bother."""
+    def _cold(self, ticket: Ticket, server: Server, cached: int, blocks: int) -> bool:
+        """Whether so much of it is worth a warm-up beyond what is cached."""
+        return self._worth(server, tokens_of(ticket, blocks) - cached)
 
-        def cold(blocks: int) -> bool:
-            return self._worth(server, tokens_of(ticket, blocks) - cached)
+    def _peers(self, waiting: Waiting, server: Server, with_others: int) -> list[Ticket]:
+        """Who else waits, if anybody shares something worth a warm-up with it beyond all snapshots."""
+        saved = self._best_saved(waiting.ticket, server)
+        if not self._cold(waiting.ticket, server, saved[1] if saved else 0, with_others):
+            return []
+        return [w.ticket for w in self.line if w is not waiting and w.plain is None and not w.ticket.side]
 
-        together = [b for b in (ticket.chain.common_blocks(peer.chain) for peer in peers) if cold(b)]
-        if together:
-            return min(together)
-        alone = [ticket.head_blocks]
-        alone += [ticket.chain.common_blocks(slot.held.chain) for slot in server.slots.in_state(SlotState.LEASED)]
-        alone += [len(r.chain.hashes) for r in server.roots.roots.values() if ticket.chain.extends(r.chain)]
-        return max((b for b in alone if cold(b)), default=0)
+    def _alone(self, ticket: Ticket, server: Server) -> list[int]:
+        """Blocks it may share with later tickets: its head, what a running one shares, the roots known of it."""
+        running = [ticket.chain.common_blocks(slot.held.chain) for slot in server.slots.in_state(SlotState.LEASED)]
+        known = [len(r.chain.hashes) for r in server.roots.roots.values() if ticket.chain.extends(r.chain)]
+        return [ticket.head_blocks, *running, *known]
 
     def _wanted_idle(self, ticket: Ticket, peers: Sequence[Ticket], server: Server) -> SaveFirst | None:
         """An idle slot that holds, beyond any snapshot, what this and another waiting ticket share."""
@@ -317,6 +338,8 @@ class Placement:
         cached = saved[1] if saved else 0
         for slot in self.usable(ticket, server):
             blocks = ticket.chain.common_blocks(slot.held.chain)
+            if not self._worth(server, tokens_of(ticket, blocks) - cached):
+                continue
             together = [min(blocks, peer.chain.common_blocks(slot.held.chain)) for peer in peers]
             together = [b for b in together if self._worth(server, tokens_of(ticket, b) - cached)]
             if together and sum(1 for _ in self.usable(ticket, server)) > 1:
@@ -341,6 +364,8 @@ class Placement:
         slot, gains = place.slot, place.root is None and self._worth(place.server, place.cached)
         if gains or slot.promised == waiting.ticket.id or not slot.held.tokens:
             return False
+        if not self._worth(place.server, slot.held.tokens_at(self.counts.deepest(slot.held.chain)) / 2):
+            return False  # whoever waits, none shares enough with it, even where the estimates differ by half
         for later in self.line[self.line.index(waiting) + 1 :]:
             ticket = later.ticket
             if ticket.priority is not waiting.ticket.priority or later.hold is HoldReason.CLIENT_SLOT:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 
 from prefixproxy.prefix import PrefixChain
 from prefixproxy.schedule_roots import Root, RootTable
-from prefixproxy.schedule_slots import Held, Slot, Upstream
+from prefixproxy.schedule_slots import Held, Slot, Upstream, Work
 from prefixproxy.schedule_types import HoldReason, Policy, Reason, Ticket
+from prefixproxy.types import SlotState, TicketId
 
 
 @dataclass(slots=True)
@@ -108,3 +109,28 @@ def serving_servers(servers: Sequence[Server], model: str) -> list[Server]:
     up = [server for server in servers if server.slots.up]
     named = [server for server in up if model and model in server.slots.facts.models]
     return named or [server for server in up if not server.slots.facts.models] or up
+
+
+def state_of(servers: Sequence[Server], policy: Policy, now: float) -> tuple[object, ...]:
+    """Equal as long as nothing changed that could let a held ticket go."""
+    tables = (server.slots for server in servers)
+    return (policy, *((t.name, t.version, t.unpinned_because(now), t.choosing(now)) for t in tables))
+
+
+def any_idle(servers: Sequence[Server]) -> bool:
+    return any(slot.state is SlotState.IDLE for server in servers for slot in server.slots.slots)
+
+
+def busy(servers: Sequence[Server], running: int) -> int:
+    """Requests and warm-ups that keep the servers at work; `running` tickets are granted."""
+    warming = sum(slot.work is Work.WARM for server in servers for slot in server.slots.slots)
+    draining = sum(1 for server in servers for _ in server.slots.in_state(SlotState.DRAINING))
+    return running + warming + draining
+
+
+def release_promise(servers: Iterable[Server], ticket: TicketId) -> None:
+    """A ticket no longer waits for the slot that was prepared for it."""
+    for server in servers:
+        for slot in server.slots.slots:
+            if slot.promised == ticket:
+                slot.promised = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from prefixproxy.schedule_slots import PrefixCounts
 from prefixproxy.schedule_types import HoldReason, Reason, Ticket
 from prefixproxy.types import Priority, TicketId
 
@@ -13,7 +14,8 @@ from prefixproxy.types import Priority, TicketId
 class Waiting:
     """One ticket in the queue. `hold` and `until`: what the last look at it found. `overtaken`: how often a later one
     went first. `gathered`: lanes that share its root were waited for. `plain`: no root is warmed for it any more, and
-    why. `patience`: until when it may wait for a busy slot that holds its prefix."""
+    why. `patience`: until when it may wait for a busy slot that holds its prefix. `decided`: the state of all
+    upstreams that `hold` was found in."""
 
     ticket: Ticket
     seq: int
@@ -23,6 +25,12 @@ class Waiting:
     gathered: bool = False
     plain: Reason | None = None
     patience: float | None = None
+    decided: tuple[object, ...] | None = None
+
+    def stands(self, state: tuple[object, ...], now: float) -> bool:
+        """Whether what the last look at it found still holds."""
+        over = self.until is not None and self.until <= now
+        return self.decided == state and not over and self.hold is not HoldReason.OVERTAKEN
 
 
 class Queue:
@@ -30,6 +38,8 @@ class Queue:
     tokens it made the servers evaluate, and who is furthest behind goes first. One tenant alone is plain FIFO."""
 
     def __init__(self) -> None:
+        self.counts = PrefixCounts()
+        """How many waiting prompts share each block."""
         self._waiting: dict[TicketId, Waiting] = {}
         self._spent: dict[str, float] = {}
         self._seq = 0
@@ -50,15 +60,21 @@ class Queue:
             self._spent[ticket.tenant] = max(self._spent.get(ticket.tenant, 0.0), floor)
         self._seq += 1
         self._waiting[ticket.id] = Waiting(ticket, self._seq)
+        self.counts.add(ticket.chain)
 
     def replace(self, ticket: Ticket) -> None:
         """The same request with another prompt: it keeps its place."""
         waiting = self._waiting.get(ticket.id)
         if waiting is not None:
-            waiting.ticket = ticket
+            self.counts.remove(waiting.ticket.chain)
+            self.counts.add(ticket.chain)
+            waiting.ticket, waiting.decided = ticket, None
 
     def pop(self, ticket: TicketId) -> Waiting | None:
-        return self._waiting.pop(ticket, None)
+        waiting = self._waiting.pop(ticket, None)
+        if waiting is not None:
+            self.counts.remove(waiting.ticket.chain)
+        return waiting
 
     def charge(self, tenant: str, evaluated_tokens: int) -> None:
         """Add to a tenant's virtual time; nobody is remembered while nobody waits."""

@@ -50,6 +50,7 @@ class Running:
         self.started_at = now if self.started_at is None else self.started_at
         if first_token and self.first_token_at is None:
             self.first_token_at = now
+        self.server.slots.version += 1
         for slot in self.slots:
             slot.started, slot.first_token_at = True, self.first_token_at
 
@@ -105,6 +106,7 @@ def settle(server: Server, ticket: Ticket, need: int, now: float, likely: Slot |
     """Let the server choose `need` of its idle slots; one answer goes where most of its prompt is (`likely`)."""
     server.slots.settling = Settling(ticket.id, need, now)
     server.slots.poll_soon = True
+    server.slots.version += 1
     expected, blocks = shared(ticket, likely.held) if likely is not None else (0, 0)
     truncated = likely is not None and blocks < len(likely.held.chain.hashes)
     return Running(ticket, server, now, need=need, expected=expected, truncated=truncated)
@@ -135,6 +137,7 @@ def _end_unseen(running: Running, settling: Settling, finish: Finish, now: float
     """It ended before anybody saw which slot the server gave it: it may have been any that is idle now."""
     slots = running.server.slots
     slots.settling, slots.poll_soon = None, True
+    slots.version += 1
     if running.started_at is None and not finish.confirmed_idle:
         slots.haunted_until = now + UNSTARTED_SETTLE_S
     for slot in list(slots.in_state(SlotState.IDLE)):

@@ -184,6 +184,7 @@ class Upstream:
     cache. `haunted_until`: an unpinned request we gave up may still be on its way to any slot. `trying`: the running
     request that shows whether slots can forget a tail. `confirm`: an unpinned request waits until our pins were seen to
     have started. `looked_at`: when the newest look that was heeded was asked for; `polled_at`: when we asked for one.
+    `version` grows with every change that may matter to who waits.
     """
 
     facts: UpstreamFacts
@@ -200,7 +201,7 @@ class Upstream:
     looked_at: float = -inf
     polled_at: float = -inf
     poll_soon: bool = False
-    turns: int = 0
+    version: int = 0
 
     @property
     def name(self) -> str:
@@ -235,9 +236,11 @@ class Upstream:
             slot.doubt = recalled.get(slot.id.slot)
         self.counts = PrefixCounts()
         self.up, self.evicted, self.settling, self.poll_soon = True, False, None, self.observed
+        self.version += 1
         self.foreign_until, self.haunted_until, self.looked_at, self.confirm = -inf, -inf, -inf, False
 
     def close(self) -> None:
+        self.version += 1
         self.up, self.slots, self.counts, self.settling, self.trying = False, [], PrefixCounts(), None, None
 
     def slot(self, slot: SlotId) -> Slot | None:
@@ -245,9 +248,11 @@ class Upstream:
 
     def hold(self, slot: Slot, held: Held) -> None:
         """Believe from now on that `slot` holds `held`."""
-        self.counts.remove(slot.held.chain)
-        self.counts.add(held.chain)
-        slot.held = held
+        if held is not slot.held:
+            self.version += 1
+            self.counts.remove(slot.held.chain)
+            self.counts.add(held.chain)
+            slot.held = held
         slot.dirty = slot.dirty or held.tokens > 0
 
     def forget(self, slot: Slot, dirty: bool = True) -> None:
@@ -358,8 +363,8 @@ class Upstream:
         )
 
     def _move(self, slot: Slot, state: SlotState, now: float) -> None:
-        self.turns += 1
-        slot.state, slot.since, slot.turn = state, now, self.turns
+        self.version += 1
+        slot.state, slot.since, slot.turn = state, now, self.version
 
     def _note_eviction(self, slot: Slot, held: Held) -> None:
         if slot.held.tokens and not held.chain.extends(slot.held.chain):

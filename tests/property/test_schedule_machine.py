@@ -282,7 +282,7 @@ class Machine(RuleBasedStateMachine):
         choosing = any(s.pin is None for s in self.w.sent) or self.w.now < self.w.haunted_until
         holds = {
             HoldReason.NO_SLOT: self.w.policy.side_slots > 0
-            or sum(s.id.upstream in served for s in idle) < max(1, min(ticket.n_seqs, 3)),
+            or all(sum(s.id.upstream == name for s in idle) < self.needs(ticket, name) for name in served),
             HoldReason.OVERTAKEN: not idle,
             HoldReason.WARMING: SlotState.RESERVED in states and waiting.until,
             HoldReason.RESTORING: SlotState.RESERVED in states and waiting.until,
@@ -296,6 +296,10 @@ class Machine(RuleBasedStateMachine):
             HoldReason.CLIENT_SLOT: states - {SlotState.IDLE},
         }
         assert holds[waiting.hold], (waiting, slots)
+
+    @staticmethod
+    def needs(ticket: Ticket, name: str) -> int:
+        return ticket.n_seqs if ticket.n_seqs <= FACTS[name].n_slots else 1
 
     def teardown(self) -> None:
         if not self.w.broken:
