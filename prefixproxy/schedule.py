@@ -278,16 +278,13 @@ class Scheduler:
     def _expire(self, now: float) -> list[Effect]:
         servers = list(self._servers.values())
         gone = max((server.lost_at for server in servers), default=float("-inf")) + self._policy.reconnect_s
-        late, homeless = [], []
-        for waiting in self._queue:
+        rejects: list[Effect] = []
+        for waiting in list(self._queue):
             if waiting.ticket.deadline <= now:
-                late.append(waiting.ticket.id)
+                rejects.append(self._reject(waiting.ticket.id, RejectReason.QUEUE_TIMEOUT))
             elif now >= gone and not serving_servers(servers, waiting.ticket.model):
-                homeless.append(waiting.ticket.id)
-        return [
-            *(self._reject(ticket, RejectReason.QUEUE_TIMEOUT) for ticket in late),
-            *(self._reject(ticket, RejectReason.UPSTREAM_UNAVAILABLE) for ticket in homeless),
-        ]
+                rejects.append(self._reject(waiting.ticket.id, RejectReason.UPSTREAM_UNAVAILABLE))
+        return rejects
 
     def _reject(self, ticket: TicketId, reason: RejectReason) -> Reject:
         self._queue.pop(ticket)
