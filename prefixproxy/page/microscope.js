@@ -7,6 +7,7 @@ async function openMicroscope(id) {
   const dialog = byId('microscope');
   setText(byId('microscope-title'), `Request ${id}`);
   byId('microscope-body').replaceChildren(el('p', { class: 'none', text: 'Loading' }));
+  hold('microscope', true); // its row must still be there when the focus goes back to it
   if (!dialog.open) dialog.showModal();
   history.replaceState(null, '', `#request=${encodeURIComponent(id)}`);
   try {
@@ -20,7 +21,10 @@ async function openMicroscope(id) {
 function buildMicroscope() {
   const dialog = byId('microscope');
   byId('microscope-close').addEventListener('click', () => dialog.close());
-  dialog.addEventListener('close', () => history.replaceState(null, '', location.pathname + location.search));
+  dialog.addEventListener('close', () => {
+    hold('microscope', false);
+    history.replaceState(null, '', location.pathname + location.search);
+  });
   dialog.addEventListener('click', (event) => { if (event.target === dialog) dialog.close(); });
 }
 

@@ -44,7 +44,7 @@ function drawList() {
   show(byId('rows-empty'), visible.length === 0);
   setText(byId('rows-empty'), source.length ? 'No request matches these filters.' : 'No requests yet.');
   const shown = matching.length > visible.length ? `newest ${visible.length} of ${count(matching.length)}` : count(matching.length);
-  const held = list.frozen ? `; held still${list.reasons.has('pause') ? '' : ' while you point at it'}` : '';
+  const held = list.frozen ? `; held still${list.reasons.has('pause') ? '' : ' while you are at it'}` : '';
   setText(byId('list-caption'), `${shown} shown${held}`);
 }
 

@@ -16,7 +16,7 @@ from busy_upstream import BusyUpstream
 from playwright.async_api import Browser, ConsoleMessage, Page, async_playwright, expect
 from running_proxy import RunningProxy, proxied_stub
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 
 CHROMIUM = Path("/usr/bin/chromium")
 FLAGS = (
