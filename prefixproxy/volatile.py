@@ -9,11 +9,13 @@ edge_line       the same, and only as the first or last line of the head; top_li
 labelled_value  a line that is a label ("## Current Time"), and the lines below it that match `value`
 element         `<name ...>` to `</name>`; `pattern` is the name, `inside` a line it must hold
 section         an opening line, and the lines below it as long as they match `body` (or up to one that matches `until`)
-fence           a heading, and the code fence that follows it; `inside` is a line the fence must hold
+fence           a heading, and the code fence right below it; `inside` is a line the fence must hold, `body` what may
+                stand between the two
 
 `replay = false` is for state that must never be stale: its note stands in the newest user message only, however short.
 `needs` are words of which a line must hold one, `mention` is searched anywhere in a line: text that speaks of the same
-topic in another way, in an example or an instruction.
+topic in another way, in an example or an instruction. `doubt` is searched in a statement that would act at first sight:
+one that it finds waits for evidence (of `where = "statement"` only sentences: a line of its own speaks for itself).
 
 `evidence`: "signature" acts at first sight; "labelled" on the first or last line of the head at first sight, elsewhere
 once seen to change; "observed" only once seen to change. `[[companion]]` tables name statements that may share a line
@@ -78,6 +80,7 @@ class Rule:
     replay: bool = True
     needs: tuple[str, ...] = ()
     mention: re.Pattern[str] | None = None
+    doubt: re.Pattern[str] | None = None
     value: re.Pattern[str] | None = None
     inside: re.Pattern[str] | None = None
     lead: re.Pattern[str] | None = None
@@ -175,7 +178,7 @@ def _read_file(name: str, text: str, fragments: Mapping[str, str], *, checked: b
     return out
 
 
-_OPTIONAL_PATTERNS = ("mention", "value", "inside", "lead", "body", "until", "names_lane")
+_OPTIONAL_PATTERNS = ("mention", "doubt", "value", "inside", "lead", "body", "until", "names_lane")
 _FIELDS = frozenset(
     {"name", "framework", "where", "pattern", "treatment", "evidence", "why", "example", "topic", "varies", "identity"}
     | {"needs", "replay", *_OPTIONAL_PATTERNS}
@@ -185,10 +188,11 @@ _FITS: dict[str, frozenset[str]] = {
     "value": frozenset({"labelled_value"}),
     "inside": frozenset({"element", "fence"}),
     "lead": frozenset({"element"}),
-    "body": frozenset({"section"}),
+    "body": frozenset({"section", "fence"}),
     "until": frozenset({"section"}),
     "names_lane": BLOCKS,
     "mention": STATEMENTS,
+    "doubt": STATEMENTS,
     "identity": STATEMENTS,
 }
 

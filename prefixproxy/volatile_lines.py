@@ -22,13 +22,15 @@ BORDER = 8192
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One statement: characters `start` to `end` of its line (decoration excluded), and what identifies a lane."""
+    """One statement: characters `start` to `end` of its line (decoration excluded), what identifies a lane,
+    and whether it says enough to be believed at first sight."""
 
     rule: Rule
     start: int
     end: int
     label: str = ""
     value: str = ""
+    at_sight: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,7 @@ _EXAMPLE = re.compile(
     r"(?: \(?\w{1,12}\)?){0,3}\W{0,4}",
     re.IGNORECASE,
 )
+_SAMPLE = re.compile(r"\b(?:examples?|samples?|few[- ]?shots?|demonstrations?)\b", re.IGNORECASE)
 _LEADING = re.compile(r"[\s\-•‣◦#]*")
 _BRACKETS = {"[": "]", "(": ")"}
 _BETWEEN = re.compile(r"[.!]?[\])]?(?:\s*[|;,·•/—–]\s*|\s+-\s+|\s+|$)[\[(]?|[.!]$")
@@ -68,6 +71,7 @@ _SENTENCE_START = re.compile(r"(?:^|(?<=[.!?])|(?<=[.!?][\"')\]]))\s*(?=\S)")
 _SENTENCE_END = re.compile(r"[.!]?(?=\s|$)")
 _FULL_STOP = re.compile(r"[.!]|(?<=[.!])")
 _ABBREVIATIONS = ("e.g.", "i.e.", "etc.", "vs.", "cf.", "ex.")
+_QUOTES = {'"': '"', "`": "`", "“": "”", "„": "“”", "«": "»", "»": "«", "「": "」", "『": "』"}
 _HINT = re.compile(r"\d|day\b|tag\b", re.IGNORECASE)
 
 
@@ -91,6 +95,7 @@ class LineReader:
             sentences = tuple(self._sentences(line, [r for r in rules if r.where == "statement"]))
             mentions = self._mentioned(line, rules)
         mentions |= {p.rule.topic for p in (*whole, *sentences) if not p.rule.companion}
+        sentences = tuple(p for p in sentences if not _quoted(line, p.start, p.end))
         fence = _FENCE.match(line)
         heading = _HEADING.match(line)
         tags = _TAG.findall(line[:MAX_PIECE]) if "<" in line[:16] else []
@@ -104,7 +109,8 @@ class LineReader:
             heading=len(heading[1]) if heading else 0,
             opened=tuple(name.lower() for slash, name in tags if not slash),
             closed=tuple(name.lower() for slash, name in tags if slash),
-            example=_EXAMPLE.fullmatch(line) is not None and (line.rstrip().endswith(":") or heading is not None),
+            example=_EXAMPLE.fullmatch(line) is not None
+            and (line.rstrip().endswith(":") or heading is not None or _SAMPLE.search(line) is not None),
             moves=moves,
             telling=moves or bool(sentences) or bool(opens),
         )
@@ -147,7 +153,7 @@ class LineReader:
             stop = _SENTENCE_END.match(line, piece.end)
             end = stop.end() if stop else piece.end
             if end == len(line.rstrip()) or _FULL_STOP.match(line, end - 1):
-                yield Piece(piece.rule, start, end, piece.label, piece.value)
+                yield Piece(piece.rule, start, end, piece.label, piece.value, piece.at_sight)
 
     def _mentioned(self, line: str, rules: Sequence[Rule]) -> frozenset[str]:
         """Topics that the line speaks of in another way, as in an instruction or a quotation."""
@@ -187,8 +193,26 @@ def _at(text: str, rules: Sequence[Rule], pos: int, *, whole_line: bool) -> Piec
         if found and _ends(text, found.end(), whole_line=whole_line):
             groups = found.groupdict()
             label = groups.get("label") or rule.topic
-            return Piece(rule, pos, found.end(), label.lower(), groups.get("value") or "")
+            sure = rule.evidence != "observed" and not _doubtful(rule, found[0], whole_line=whole_line)
+            return Piece(rule, pos, found.end(), label.lower(), groups.get("value") or "", sure)
     return None
+
+
+def _doubtful(rule: Rule, told: str, *, whole_line: bool) -> bool:
+    if rule.doubt is None or (whole_line and rule.where == "statement"):
+        return False
+    return rule.doubt.search(told) is not None
+
+
+def _quoted(line: str, start: int, end: int) -> bool:
+    """Whether a sentence stands between quotation marks, or in code, that open before it and close behind it."""
+    closing = ""
+    for mark in line[:start]:
+        if closing:
+            closing = "" if mark in closing else closing
+        else:
+            closing = _QUOTES.get(mark, "")
+    return bool(closing) and any(mark in line[end - 1 :] for mark in closing)
 
 
 def _ends(text: str, pos: int, *, whole_line: bool) -> bool:

@@ -19,6 +19,7 @@ from prefixproxy.volatile_lines import LineFacts, Piece
 CONTENT_TAGS = re.compile(
     r"(?:document|doc|examples?|sample|quote|blockquote|transcript|logs?|file|files|code|snippet|contract|article|email|mail"
     r"|page|attachment|excerpt|source|script|pre|output|answer|response|template|format|schema|diff|patch|book|chapter|letter"
+    r"|ticket|invoice|receipt|order|record|report|case|form|event|entry|item|issue|agreement|policy|message|notes?|minutes|post"
     r"|dialogue|conversation|chat_history|history|few_shot)(?:[_-]?(?:text|content|contents|\d{1,4}))?"
 )
 """Tags around text that is somebody's content: dates and ids in it are part of the document."""
@@ -28,6 +29,8 @@ MAX_PARAGRAPH = 60
 MAX_BLOCK = 2_000
 """Lines of one block."""
 _CLOSING = re.compile(r"</([A-Za-z][\w.:-]{0,63})>")
+_MARK = re.compile(r"[:=：]")
+_FOR_EXAMPLE = re.compile(r"(?:\be\.g\.|\bi\.e\.|\bfor (?:example|instance)|\bsuch as)[,:]?$", re.IGNORECASE)
 _ASKS = re.compile(r"\s{0,4}\W{0,3}(?:user|human|customer|q|question|input)\W{0,3}:", re.IGNORECASE)
 _REPLIES = re.compile(r"\s{0,4}\W{0,3}(?:assistant|ai|bot|a|answer|output|response|reply)\W{0,3}:", re.IGNORECASE)
 
@@ -100,6 +103,7 @@ class TextReader:
     def _line(self, number: int, facts: LineFacts) -> Found:
         pieces = [p for p in facts.whole if not p.rule.companion]
         labelled = [p for p in pieces if p.rule.evidence != "observed"]
+        is_title = facts.heading > 0 and not _MARK.search(self._lines[number])
         start, stop = self._starts[number], self._starts[number + 1] - 1
         line = self._lines[number]
         return Found(
@@ -109,7 +113,7 @@ class TextReader:
             note_start=start + len(line) - len(line.lstrip()),
             note_end=start + len(line.rstrip()),
             topics=tuple({p.rule.topic for p in labelled}),
-            at_sight=bool(labelled) and not self._introduced(number),
+            at_sight=any(p.at_sight for p in pieces) and not is_title and not self._introduced(number),
             on_top=True,
             border_only=_border(pieces),
             turn=any(p.rule.varies == "turn" for p in pieces),
@@ -130,7 +134,7 @@ class TextReader:
                 note_start=base + piece.start,
                 note_end=base + piece.end,
                 topics=(piece.rule.topic,),
-                at_sight=piece.rule.evidence != "observed" and not self._introduced(number),
+                at_sight=piece.at_sight and not self._introduced(number),
                 on_top=True,
                 border_only="",
                 turn=piece.rule.varies == "turn",
@@ -232,7 +236,10 @@ class TextReader:
         if len(self._fences) < at + 2:
             return None
         (opening, mark), (closing, end) = self._fences[at : at + 2]
-        if mark != end or opening - number > 8 or any(self._level(i) for i in range(number + 1, opening)):
+        if mark != end or opening - number > 8:
+            return None
+        between = [line.strip() for line in self._lines[number + 1 : opening] if not line.isspace() and line]
+        if between and not (rule.body and all(len(line) < 512 and rule.body.fullmatch(line) for line in between)):
             return None
         inner = [line.strip() for line in self._lines[opening + 1 : closing]]
         if rule.inside and not any(rule.inside.match(line) for line in inner[:200] if len(line) < 512):
@@ -280,14 +287,38 @@ class TextReader:
         others = [self._lines[i] for i in around if not ((f := self._facts.get(i)) and (f.moves or f.opens))]
         if first in self._announced:
             return bool(others)
+        if first > 0 and _FOR_EXAMPLE.search(self._lines[first - 1].rstrip()[-40:]):
+            return True
         return any(map(_REPLIES.match, others)) and any(map(_ASKS.match, others))
+
+    def _nested(self, number: int) -> bool:
+        """Whether the line is part of indented code, beside lines that say nothing, or of a mapping below a key."""
+        indent = _indent(self._lines[number])
+        if indent < 2:
+            return False
+        first, last = self._paragraph(number)
+        for step, end in ((-1, first - 1), (1, last + 1)):
+            at = number + step
+            while at != end and _indent(self._lines[at]) >= indent:
+                if indent >= 4 and not ((f := self._facts.get(at)) and f.moves):
+                    return True
+                at += step
+            if step < 0 and at != end and self._lines[at].rstrip().endswith(":"):
+                return True
+        return False
 
     def _introduced(self, number: int) -> bool:
         """Whether an announcement leads to this line, so that it may be an example of something."""
         if number in self._announced:
             return True
+        if self._nested(number):
+            return True
         above = number - 2 if number >= 2 and self._blank(number - 1) else number - 1
         return above >= 0 and self._lines[above].rstrip().endswith((":", "：")) and not self._level(above)
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
 
 
 def _border(pieces: Sequence[Piece]) -> Literal["", "any", "top"]:

@@ -132,7 +132,17 @@ def test_every_pattern_of_ours_keeps_to_the_bound() -> None:
     fragments, n = builtin_fragments(), 0
     for _, text in builtin_files():
         for table in [t for tables in tomllib.loads(text).values() for t in tables]:
-            for key in {"pattern", "mention", "value", "inside", "lead", "body", "until", "names_lane"} & table.keys():
+            for key in {
+                "pattern",
+                "mention",
+                "doubt",
+                "value",
+                "inside",
+                "lead",
+                "body",
+                "until",
+                "names_lane",
+            } & table.keys():
                 check_cost(compiled(table[key], fragments))
                 n += 1
     assert n > 60
@@ -295,6 +305,33 @@ def test_blocks_leave_whole_with_what_introduces_them() -> None:
     assert moved(head % "a", head % "b") == ["", block % "b"]
 
 
+def test_a_git_snapshot_ends_where_it_ends() -> None:
+    block = (
+        "gitStatus: This is the git status at the start of the conversation.\nCurrent branch: %s\n\nMain branch: "
+        'main\n\nGit user: Ann\n\nStatus:\n M a.py\nR  b.py -> "c d.py"\n?? e/\n\nRecent commits:\n0a1b2c3 Start'
+    )
+    head = f"{AGENT}\n\n{block}\n\nA commit needs a reason.\nNever push."
+    stabiliser = Stabiliser(RULES)
+    stabiliser.apply(prompt_of(head % "main", "u:One"), 0.0)
+    done = stabiliser.apply(prompt_of(head % "topic", "u:Two"), 1.0)
+    assert done.notes == (block % "topic",)
+    assert head_text(done.prompt).split() == f"{AGENT}\n\nA commit needs a reason.\nNever push.".split()
+
+
+def test_an_instruction_that_leads_to_a_block_stays() -> None:
+    block = "<env>\n  Working directory: /srv/%s\n</env>"
+    for lead in ("You are an agent. Here is your environment:", "Never leave the workspace of this environment:"):
+        head = f"{AGENT}\n{lead}\n{block}\nBe brief."
+        assert moved(head % "a", head % "b") == ["", block % "b"]
+
+
+def test_what_is_doubtful_moves_once_seen_to_change() -> None:
+    head = f"%s You are on duty.\n{AGENT}"
+    assert moved(head % "It is 11:45 PM.", head % "It is 11:46 PM.") == ["", "It is 11:46 PM."]
+    head = f"{AGENT}\n\nSession ID: %s"
+    assert moved(head % "none", head % "s-18") == ["", "Session ID: s-18"]
+
+
 def test_a_heading_stays_where_more_stands_below_it() -> None:
     head = "# Context\n<env>\n  Working directory: /srv/%s\n</env>\nMore context.\n\n# Rules\nBe brief."
     assert moved(head % "a", head % "b")[1].startswith("<env>")
@@ -340,6 +377,13 @@ NEVER = {
     "code": (AGENT + "\nstart = datetime(2024, 1, %d)",),
     "agenda": (AGENT + "\n\nToday's meetings:\n- 10:0%d standup",),
     "table": (AGENT + "\n| Current time | 10:0%d |",),
+    "quoted sentence": (AGENT + "\nSay «Good day. It is now 10:00:0%d. Sit down.» to each.",),
+    "bracketed order": (AGENT + "\nCurrent time: 10:00:0%d (never read it out)",),
+    "code in a line": (AGENT + "\nStart with `Log. Current time is 10:00:0%d. End.` each time.",),
+    "behind e.g.": (AGENT + "\nIt opens with a stamp, e.g.\nCurrent time: 10:00:0%d",),
+    "ticket": (AGENT + "\n<ticket>\nRequest ID: 471%d\n</ticket>",),
+    "format fence": (AGENT + '\n\nReturn request metadata like this:\n```json\n{"message_id": "%d"}\n```',),
+    "steps": (AGENT + "\nStep %d\nCut the paper.",),
     "order": ("Order number: 1234%d\n" + AGENT,),
     "commit": (AGENT + "\nBase commit: 9f8e7d%d",),
     "prose": ("It is %d:00 PM and the rain falls.\n" + AGENT,),
@@ -361,6 +405,17 @@ ONCE = [
     "You are a clerk in 1924. The current time is 09:00. Stay in that moment.\n" + AGENT,
     AGENT + "\nKnowledge cutoff: 2024-06\nCurrent date: 2026-03-14",
     AGENT + "\nCurrent time: 09:00:00\nThe line to Leipzig is open.",
+    "It is 11:45 PM. You are a watchman.\n" + AGENT,
+    "Es ist 23:45 Uhr. Du bist ein Nachtwächter.\n" + AGENT,
+    AGENT + "\n\nAgent: gpt-4",
+    AGENT + "\n\nNode: 22",
+    AGENT + "\n\nRun: python3.12",
+    AGENT + "\n\nThread: none",
+    AGENT + "\n\nLane: ____",
+    AGENT + "\n\nThe worker id is unknown.",
+    "Message 4\n" + AGENT,
+    AGENT + "\n\nCurrent date: 10.03.24",
+    AGENT + "\n\nmeta:\n  request_id: r-1\n  timestamp: 2026-03-14T20:37:19Z",
 ]
 
 
