@@ -5,6 +5,7 @@ A rule file holds `[[rule]]` tables. `where` says what kind of text a rule is ab
 text_start      the first line of a system text (the only place where `treatment = "strip"` exists)
 statement       a line, or a sentence at the border of a line, that is nothing but the statement
 line            a line that is nothing but the statement
+lone_line       the same, where no other field ("Subject: ...") and no heading stands in its paragraph
 edge_line       the same, and only as the first or last line of the head; top_line: only as the first
 labelled_value  a line that is a label ("## Current Time"), and the lines below it that match `value`
 element         `<name ...>` to `</name>`; `pattern` is the name, `inside` a line it must hold
@@ -35,7 +36,16 @@ from prefixproxy.errors import UsageError
 from prefixproxy.volatile_patterns import PatternError, check_cost, compiled
 
 Where = Literal[
-    "text_start", "statement", "line", "edge_line", "top_line", "labelled_value", "element", "section", "fence"
+    "text_start",
+    "statement",
+    "line",
+    "lone_line",
+    "edge_line",
+    "top_line",
+    "labelled_value",
+    "element",
+    "section",
+    "fence",
 ]
 Treatment = Literal["strip", "move"]
 Evidence = Literal["signature", "labelled", "observed"]
@@ -44,7 +54,7 @@ Identity = Literal["", "strict", "weak"]
 
 MAX_RULES = 500
 GENERIC = "generic"
-STATEMENTS = frozenset({"statement", "line", "edge_line", "top_line"})
+STATEMENTS = frozenset({"statement", "line", "lone_line", "edge_line", "top_line"})
 BLOCKS = frozenset({"labelled_value", "element", "section", "fence"})
 
 

@@ -72,6 +72,7 @@ _SENTENCE_END = re.compile(r"[.!]?(?=\s|$)")
 _FULL_STOP = re.compile(r"[.!]|(?<=[.!])")
 _ABBREVIATIONS = ("e.g.", "i.e.", "etc.", "vs.", "cf.", "ex.")
 _QUOTES = {'"': '"', "`": "`", "“": "”", "„": "“”", "«": "»", "»": "«", "「": "」", "『": "』"}
+_MARKS = re.compile(f"[{''.join(_QUOTES)}”]")
 _HINT = re.compile(r"\d|day\b|tag\b", re.IGNORECASE)
 
 
@@ -95,7 +96,7 @@ class LineReader:
             sentences = tuple(self._sentences(line, [r for r in rules if r.where == "statement"]))
             mentions = self._mentioned(line, rules)
         mentions |= {p.rule.topic for p in (*whole, *sentences) if not p.rule.companion}
-        sentences = tuple(p for p in sentences if not _quoted(line, p.start, p.end))
+        sentences = tuple(p for p in sentences if not is_quoted(line, p.start, p.end))
         fence = _FENCE.match(line)
         heading = _HEADING.match(line)
         tags = _TAG.findall(line[:MAX_PIECE]) if "<" in line[:16] else []
@@ -186,6 +187,11 @@ def undecorated(line: str) -> tuple[str, int]:
     return text, start
 
 
+def indent_of(line: str) -> int:
+    """The white space in front of a line, in characters."""
+    return len(line) - len(line.lstrip())
+
+
 def _at(text: str, rules: Sequence[Rule], pos: int, *, whole_line: bool) -> Piece | None:
     """The first rule's statement that starts at `pos`."""
     for rule in rules:
@@ -204,15 +210,15 @@ def _doubtful(rule: Rule, told: str, *, whole_line: bool) -> bool:
     return rule.doubt.search(told) is not None
 
 
-def _quoted(line: str, start: int, end: int) -> bool:
-    """Whether a sentence stands between quotation marks, or in code, that open before it and close behind it."""
+def is_quoted(text: str, start: int, end: int) -> bool:
+    """Whether `start` to `end` stands between quotation marks, or in code, that open before it and close behind it."""
     closing = ""
-    for mark in line[:start]:
+    for mark in _MARKS.findall(text, 0, start):
         if closing:
             closing = "" if mark in closing else closing
         else:
             closing = _QUOTES.get(mark, "")
-    return bool(closing) and any(mark in line[end - 1 :] for mark in closing)
+    return bool(closing) and any(mark in text[end - 1 :] for mark in closing)
 
 
 def _ends(text: str, pos: int, *, whole_line: bool) -> bool:

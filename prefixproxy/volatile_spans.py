@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import Literal
 
 from prefixproxy.volatile import Rule
-from prefixproxy.volatile_lines import LineFacts, Piece
+from prefixproxy.volatile_lines import LineFacts, Piece, indent_of, is_quoted
 
 CONTENT_TAGS = re.compile(
     r"(?:document|doc|examples?|sample|quote|blockquote|transcript|logs?|file|files|code|snippet|contract|article|email|mail"
@@ -31,6 +31,7 @@ MAX_BLOCK = 2_000
 _CLOSING = re.compile(r"</([A-Za-z][\w.:-]{0,63})>")
 _MARK = re.compile(r"[:=：]")
 _FOR_EXAMPLE = re.compile(r"(?:\be\.g\.|\bi\.e\.|\bfor (?:example|instance)|\bsuch as)[,:]?$", re.IGNORECASE)
+_FIELD = re.compile(r"\W{0,4}\w[\w /-]{0,24}[:=|]|#{1,6}\s")
 _ASKS = re.compile(r"\s{0,4}\W{0,3}(?:user|human|customer|q|question|input)\W{0,3}:", re.IGNORECASE)
 _REPLIES = re.compile(r"\s{0,4}\W{0,3}(?:assistant|ai|bot|a|answer|output|response|reply)\W{0,3}:", re.IGNORECASE)
 
@@ -287,19 +288,25 @@ class TextReader:
         others = [self._lines[i] for i in around if not ((f := self._facts.get(i)) and (f.moves or f.opens))]
         if first in self._announced:
             return bool(others)
+        a, b, c, d = (self._starts[i] for i in (start, first, last + 1, stop + 1))
+        if is_quoted(self._text[a:d], b - a, c - a):
+            return True
+        told = self._facts.get(first)
+        if told and any(p.rule.where == "lone_line" for p in told.whole) and any(map(_FIELD.match, others)):
+            return True
         if first > 0 and _FOR_EXAMPLE.search(self._lines[first - 1].rstrip()[-40:]):
             return True
         return any(map(_REPLIES.match, others)) and any(map(_ASKS.match, others))
 
     def _nested(self, number: int) -> bool:
         """Whether the line is part of indented code, beside lines that say nothing, or of a mapping below a key."""
-        indent = _indent(self._lines[number])
+        indent = indent_of(self._lines[number])
         if indent < 2:
             return False
         first, last = self._paragraph(number)
         for step, end in ((-1, first - 1), (1, last + 1)):
             at = number + step
-            while at != end and _indent(self._lines[at]) >= indent:
+            while at != end and indent_of(self._lines[at]) >= indent:
                 if indent >= 4 and not ((f := self._facts.get(at)) and f.moves):
                     return True
                 at += step
@@ -315,10 +322,6 @@ class TextReader:
             return True
         above = number - 2 if number >= 2 and self._blank(number - 1) else number - 1
         return above >= 0 and self._lines[above].rstrip().endswith((":", "：")) and not self._level(above)
-
-
-def _indent(line: str) -> int:
-    return len(line) - len(line.lstrip())
 
 
 def _border(pieces: Sequence[Piece]) -> Literal["", "any", "top"]:
