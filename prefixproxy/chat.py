@@ -103,10 +103,14 @@ def canonical(prompt: Prompt) -> Canonical:
     return Canonical(tuple(parts), head_bytes, tuple(segments))
 
 
+def answer_message(answer: Mapping[str, Any]) -> Message:
+    """An answer (an assistant message in the chat API's shape) as the message its client will send back."""
+    return Reader().message({**answer, "role": "assistant"}, ())
+
+
 def answer_bytes(answer: Mapping[str, Any]) -> bytes:
-    """What an answer (an assistant message in the chat API's shape) adds to the canonical bytes of its prompt, as
-    long as the client sends it back as it was."""
-    message = Reader().message({**answer, "role": "assistant"}, ())
+    """What an answer adds to the canonical bytes of its prompt, as long as the client sends it back as it was."""
+    message = answer_message(answer)
     return MESSAGE + Role.ASSISTANT.value.encode() + PART + message_bytes(message)
 
 
@@ -114,10 +118,12 @@ def message_digest(message: Message) -> bytes:
     """16 bytes that stand for a message as its client sent it, to recognise conversations by.
 
     Two spellings of equal tool-call arguments are one message, and so are an assistant's text with and without white
-    space at its ends: clients change both when they resume a conversation.
+    space at its ends, and with and without its reasoning: clients change all three when they go on.
     """
     state = blake2b(message.role.value.encode(), digest_size=16)
     for part in message.parts:
+        if isinstance(part, Opaque) and part.kind == "reasoning":
+            continue
         content = _identity(part, message.role)
         if content or message.form == "parts":
             state.update(PART + content)

@@ -34,7 +34,8 @@ class Step:
     """One request of a conversation: its first `n_messages` messages behind the head hash to `key`.
 
     `newest` is its newest user message, `notes` how many of the conversation's notes it carried, `large` the texts that
-    stood in the newest message alone, by field. `prefill`: an assistant message followed, to be continued.
+    stood in the newest message alone, by field. `prefill`: an assistant message followed, to be continued. `answer`:
+    the digest of what was answered, where it is known.
     """
 
     key: bytes
@@ -42,6 +43,7 @@ class Step:
     notes: int
     large: tuple[tuple[int, str], ...] = ()
     prefill: bool = False
+    answer: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +129,12 @@ class Conversations:
     def get(self, ident: bytes) -> Conversation | None:
         return self._all.get(ident)
 
-    def find(self, keys: Iterable[tuple[bytes, bool]], lane: Lane) -> Place | None:
+    def find(
+        self, keys: Iterable[tuple[bytes, bool]], lane: Lane, answers: Mapping[bytes, bytes] | None = None
+    ) -> Place | None:
         """Where a request goes on. `keys` are the hashes of its history before each answer, the longest first, each
-        with whether that answer is only begun (a prefill that the request wants continued)."""
+        with whether that answer is only begun (a prefill that the request wants continued). `answers`: the digest of
+        the answer behind each key. Whoever was given just that answer is meant before anybody else."""
         for key, begun in keys:
             places = [
                 Place(conversation, index)
@@ -137,10 +142,20 @@ class Conversations:
                 for index, step in enumerate(conversation.steps)
                 if step.key == key and not (begun and step.prefill)
             ]
-            place = _own(places, lane) if places else None
+            heard = [place for place in places if place.step.answer == (answers or {}).get(key)]
+            place = _own(heard or places, lane) if places else None
             if place is not None:
                 return place
         return None
+
+    def answered(self, ident: bytes, key: bytes, answer: bytes) -> None:
+        """A request of this conversation, whose messages hash to `key`, was given this answer."""
+        conversation = self._all.get(ident)
+        if conversation is None:
+            return
+        steps = tuple(replace(step, answer=answer) if step.key == key else step for step in conversation.steps)
+        self._all[ident] = replace(conversation, steps=steps)
+        self.fresh.add(ident)
 
     def put(self, conversation: Conversation) -> Change:
         """Remember it as the newest, in place of the entry with the same id."""

@@ -5,14 +5,15 @@ The same plan serves the live path, a request that is stabilised again while it 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from prefixproxy.answers import AnswerMemory
 from prefixproxy.body import Body, json_bytes
-from prefixproxy.chat import Canonical, apply_edits, canonical, parse_prompt
+from prefixproxy.chat import Canonical, answer_message, apply_edits, canonical, parse_prompt
+from prefixproxy.chat_parts import NotUnderstood
 from prefixproxy.prefix import PrefixChain, blocks_within, chain_of
 from prefixproxy.prompt import Edit, Prompt
 from prefixproxy.stabilise import Stabiliser
@@ -71,6 +72,13 @@ class Planner:
     def explain(self, api: Api, body: Body, now: float, *, lane: str = "") -> Plan:
         """What `plan` would answer; nothing is remembered."""
         return self._plan(api, body, now, lane, self.mode, None)
+
+    def answered(self, request_id: str, answer: Mapping[str, Any]) -> None:
+        """The assistant message, in the chat API's shape, that this request was given."""
+        try:
+            self.stabiliser.answered(request_id, answer_message(answer))
+        except NotUnderstood:
+            return
 
     def forget(self, request_id: str) -> None:
         """The request was never sent: it is in nobody's history."""

@@ -225,9 +225,11 @@ class _Run:
     def _remember(self, said: dict[str, Any] | None) -> None:
         """What was said may come back: tool calls re-serialised, text quoted by a reducer."""
         message = message_of(said)
+        if message is not None:
+            self._planner.answered(self._exchange.id, message)
+            self._parts.learned()
         for call_id, name, arguments in tool_calls_of(message):
             self._planner.answers.learn(call_id, name, arguments)
-            self._parts.learned()
         if message and isinstance(text := message.get("content"), str):
             self._parts.telemetry.answered(self._exchange, text)
 

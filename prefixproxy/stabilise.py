@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Literal
 
-from prefixproxy.chat import apply_edits
+from prefixproxy.chat import apply_edits, message_digest
 from prefixproxy.conversations import HEAD_END, Change, Conversations, Place, told
 from prefixproxy.evidence import Evidence, value_digest
-from prefixproxy.prompt import Edit, Prompt
+from prefixproxy.prompt import Edit, Message, Prompt
 from prefixproxy.stabilise_edits import edits_of, emptied, masked_texts, relocations_of
 from prefixproxy.stabilise_history import Notes, history_of, noted
 from prefixproxy.stabilise_learn import Learner, Suggestion
@@ -114,6 +114,13 @@ class Stabiliser:
         if change is not None:
             self._conversations.undo(change)
 
+    def answered(self, request_id: str, answer: Message) -> None:
+        """What this request was answered with: two lanes that asked the same are told apart by it from here on."""
+        change = self._pending.get(request_id)
+        if change is not None:
+            conversation = change.after
+            self._conversations.answered(conversation.id, conversation.steps[-1].key, message_digest(answer))
+
     def suggestions(self) -> tuple[Suggestion, ...]:
         """Ready-made rules for text that was seen to change though no rule knows it; none where `learned` is "off"."""
         return self._learner.suggestions()
@@ -150,7 +157,7 @@ class Stabiliser:
         view = self._view(prompt)
         values = _values(view)
         history = history_of(prompt, view, values, lane)
-        place = self._conversations.find(history.known(), history.lane) if view.spans else None
+        place = self._conversations.find(history.known(), history.lane, history.heard()) if view.spans else None
         cut = cut_flags(view, self._known_to_change(view, values, place))
         if history.newest == HEAD_END or emptied(view, cut):
             cut = _held_back(view, cut, empty=emptied(view, cut))

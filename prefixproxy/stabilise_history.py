@@ -26,11 +26,13 @@ from prefixproxy.volatile_head import HeadView
 class History:
     """A prompt's messages behind the head. `keys[n]` stands for the head's family and the first n of them.
 
-    `first` and `newest` are the user messages that can take a note (HEAD_END: there is none), `answered` says whether
-    an assistant has spoken before the end, `asked` how many messages stand before an assistant's text to be continued.
+    `said` are the messages' own digests. `first` and `newest` are the user messages that can take a note (HEAD_END:
+    there is none), `answered` says whether an assistant has spoken before the end, `asked` how many messages stand
+    before an assistant's text to be continued.
     """
 
     keys: tuple[bytes, ...]
+    said: tuple[bytes, ...]
     answers: tuple[int, ...]
     first: int
     newest: int
@@ -57,6 +59,10 @@ class History:
         """The hashes of the history before each answer, the longest first, and whether that answer is only begun."""
         return [(self.keys[at], at >= self.asked) for at in reversed(self.answers)]
 
+    def heard(self) -> dict[bytes, bytes]:
+        """The answers in it, by the hash of the history before each."""
+        return {self.keys[at]: self.said[at] for at in self.answers}
+
 
 @dataclass(frozen=True, slots=True)
 class Notes:
@@ -69,15 +75,16 @@ class Notes:
 def history_of(prompt: Prompt, view: HeadView, values: Sequence[bytes], hint: str) -> History:
     """The prompt's history, and the lane that its head and its client tell."""
     tail = prompt.messages[len(prompt.head) :]
-    keys = [blake2b(view.key, digest_size=16).digest()]
-    for message in tail:
-        keys.append(blake2b(keys[-1] + message_digest(message), digest_size=16).digest())
+    keys, said = [blake2b(view.key, digest_size=16).digest()], [message_digest(message) for message in tail]
+    for digest in said:
+        keys.append(blake2b(keys[-1] + digest, digest_size=16).digest())
     assistant = [m.role is Role.ASSISTANT for m in tail]
-    answers = [i for i, said in enumerate(assistant) if said and not (i and assistant[i - 1])]
+    answers = [i for i, spoke in enumerate(assistant) if spoke and not (i and assistant[i - 1])]
     users = [i for i, m in enumerate(tail) if m.role is Role.USER and takes_note(m)]
     fields = tuple((i, values[i]) for i, span in enumerate(view.spans) if not span.turn)
     return History(
         keys=tuple(keys),
+        said=tuple(said),
         answers=tuple(answers),
         first=users[0] if users else HEAD_END,
         newest=users[-1] if users else HEAD_END,

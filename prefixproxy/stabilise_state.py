@@ -92,9 +92,14 @@ def _entry(c: Conversation) -> dict[str, Any]:
         "strict": [list(pair) for pair in c.lane.strict],
         "weak": [list(pair) for pair in c.lane.weak],
         "fields": [[number, value.hex()] for number, value in c.lane.fields],
-        "steps": [[s.key.hex(), s.newest, s.notes, [list(pair) for pair in s.large], s.prefill] for s in c.steps],
+        "steps": [_step_row(step) for step in c.steps],
         "notes": [list(note) for note in c.notes],
     }
+
+
+def _step_row(step: Step) -> list[Any]:
+    large = [list(pair) for pair in step.large]
+    return [step.key.hex(), step.newest, step.notes, large, step.prefill, step.answer.hex()]
 
 
 def _conversation(ident: str, entry: dict[str, Any]) -> Conversation:
@@ -106,8 +111,15 @@ def _conversation(ident: str, entry: dict[str, Any]) -> Conversation:
     )
     notes = tuple(Note(int(at), int(number), str(text)) for at, number, text in entry["notes"])
     steps = tuple(
-        Step(bytes.fromhex(key), int(newest), int(n_notes), tuple((int(f), str(t)) for f, t in large), bool(prefill))
-        for key, newest, n_notes, large, prefill in entry["steps"]
+        Step(
+            key=bytes.fromhex(key),
+            newest=int(newest),
+            notes=int(n_notes),
+            large=tuple((int(f), str(t)) for f, t in large),
+            prefill=bool(prefill),
+            answer=bytes.fromhex(answer),
+        )
+        for key, newest, n_notes, large, prefill, answer in entry["steps"]
     )
     if not steps or any(not 0 <= step.notes <= len(notes) for step in steps):
         raise ValueError("steps and notes do not fit")
