@@ -27,7 +27,8 @@ _NAME_MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions
 """Under these the keys are names somebody chose, not words of JSON Schema."""
 
 _ORDINALS = frozenset(
-    "first second third fourth fifth sixth seventh eighth ninth tenth last final top topmost bottom".split()
+    "first second third fourth fifth sixth seventh eighth ninth tenth last final top topmost bottom "
+    "former latter earlier later earliest".split()
 ) | {f"{n}{'th' if n % 100 in (11, 12, 13) else {1: 'st', 2: 'nd', 3: 'rd'}.get(n % 10, 'th')}" for n in range(1, 200)}
 _FILLERS = frozenset("of the these those your my our all listed available given one ones two three few".split())
 _MAX_FILLERS = 4
@@ -39,11 +40,13 @@ _NOT_THE_TOOL = re.compile(r"\s+(?:call|use|using|result|response|output|invocat
 _NUMBERED = re.compile(
     r"\s{0,4}(?:#\s{0,4}|no\.?\s{0,4}|nr\.?\s{0,4}|number\s{1,4})?(?:[0-9]{1,3}|one|two|three|four|five)\b"
 )
-_ARRANGED_HINTS = ("order", "list", "come", "stand")
+_ARRANGED_HINTS = ("order", "list", "come", "stand", "turn", "index", "left", "bottom")
 _ARRANGED = re.compile(
     r"[^.\n]{0,40}?\b(?:in\s{1,4}(?:(?:the|this|that|their)\s{1,4})?(?:[a-z]{1,12}\s{1,4})?order\b"
     r"|(?:listed|comes?|stands?)\s{1,4}(?:first|second|third|last)\b"
-    r"|(?:top|bottom|end|start|beginning)\s{1,4}of\s{1,4}(?:the|this|your)\s{1,4}list\b)"
+    r"|(?:top|bottom|end|start|beginning)\s{1,4}of\s{1,4}(?:the|this|your)\s{1,4}list\b"
+    r"|(?:are|were|is)\s{1,4}ordered\b|in\s{1,4}turn\b|at\s{1,4}index\s{1,4}[0-9]"
+    r"|left\s{1,4}to\s{1,4}right\b|top\s{1,4}to\s{1,4}bottom\b)"
 )
 
 

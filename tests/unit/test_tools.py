@@ -136,6 +136,10 @@ def test_a_name_that_stands_twice_keeps_the_order() -> None:
 
 POSITIONS = [
     "Always try the first tool before the second.",
+    "The tools are ordered by priority; try them in turn.",
+    "Take the tool at index 0 for reading.",
+    "Use the former tool rather than the latter.",
+    "Read the tools from left to right.",
     "Use tool 1, then TOOL #2.",
     "If unsure, take the last of these tools.",
     "Prefer the tool listed first.",
