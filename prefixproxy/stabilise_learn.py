@@ -132,6 +132,11 @@ def _differing(a: _Head, b: _Head) -> list[tuple[int, str, str]]:
     return out if different <= (1 - MIN_SHARED) * max(a.n_chars, b.n_chars) else []
 
 
+_VALUE_BEGUN = re.compile(r"(?:\w*\d[\d:.,/\-]*\w*|\w+)$")
+_VALUE_ENDED = re.compile(r"^(?:\w*[\d:.,/\-]*\d\w*|\w+)")
+"""What both lines share of a value belongs to it: the hour of two clocks, a word that differs in its end."""
+
+
 def _generalised(old: str, new: str) -> tuple[str, str] | None:
     """Where and by which pattern a rule would know both lines: a line, or the one sentence that differs."""
     for where, a, b in (("line", _bare(old), _bare(new)), ("statement", *_sentence(old, new))):
@@ -144,9 +149,9 @@ def _generalised(old: str, new: str) -> tuple[str, str] | None:
         ):
             continue
         start = _common(a, b)
-        start = start[: len(start) - len(list(takewhile(str.isalnum, reversed(start))))]
+        start = _VALUE_BEGUN.sub("", start)
         end = _common(a[len(start) :][::-1], b[len(start) :][::-1])[::-1]
-        end = end[len(list(takewhile(str.isalnum, end))) :]
+        end = _VALUE_ENDED.sub("", end)
         if sum(map(str.isalpha, start + end)) >= MIN_FIXED:
             return where, f"{_escaped(start)}.{{1,300}}{_escaped(end)}" if end else f"{_escaped(start)}.{{1,300}}+"
     return None
