@@ -146,9 +146,15 @@ def without(headers: Iterable[tuple[bytes, bytes]], names: frozenset[bytes]) -> 
 
 
 def target_of(scope: Scope) -> str:
-    """The raw path and query, as the client wrote them."""
-    query = scope["query_string"].decode("latin-1")
-    return str(scope["raw_path"].decode("latin-1").partition("?")[0]) + ("?" + query if query else "")
+    """The raw path and query, as the client wrote them.
+
+    Raises BadRequest for a target that is no path: behind the upstream's address, "@host/" would name another host.
+    """
+    path = str(scope["raw_path"].decode("latin-1")).partition("?")[0]
+    if not path.startswith("/"):
+        raise BadRequest("the request target must be a path that starts with /", code="invalid_target")
+    query = str(scope["query_string"].decode("latin-1"))
+    return path + ("?" + query if query else "")
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> bool:

@@ -104,7 +104,8 @@ class Relay:
         self._parts.telemetry.record(exchange, reply.status or 0, self._parts.clock())
 
     async def _admit(self, exchange: Exchange, scope: Scope, receive: Receive) -> bytes:
-        """The decoded body of a client that may use this proxy."""
+        """The decoded body of a client that may use this proxy, with a target that can be forwarded."""
+        target_of(scope)
         exchange.tenant = self._parts.gate.tenant(scope)
         limit = self._parts.max_body_bytes
         raw = await read_body(scope, receive, limit)

@@ -18,7 +18,7 @@ import orjson
 from httpx_aiohttp import AiohttpTransport
 
 from prefixproxy.backends import RawHeaders
-from prefixproxy.errors import UpstreamFailed, UpstreamLoading, UpstreamUnavailable
+from prefixproxy.errors import BadRequest, UpstreamFailed, UpstreamLoading, UpstreamUnavailable
 
 CONNECT_TIMEOUT_S = 5.0
 KEEPALIVE_EXPIRY_S = 4.0
@@ -167,19 +167,21 @@ class HttpUpstream:
         read_timeout_s: float | None,
     ) -> HttpResponse:
         timeout = {"connect": CONNECT_TIMEOUT_S, "read": read_timeout_s, "write": None, "pool": None}
-        request = httpx.Request(
-            method,
-            self.url + target,
-            headers=self._authorised(headers),
-            content=body,
-            extensions={"timeout": timeout},
-        )
         try:
+            request = httpx.Request(
+                method,
+                self.url + target,
+                headers=self._authorised(headers),
+                content=body,
+                extensions={"timeout": timeout},
+            )
             return HttpResponse(self.name, await client.send(request, stream=True))
-        except (httpx.HTTPError, httpx.InvalidURL, aiohttp.ClientError, OSError) as failure:
+        except (httpx.HTTPError, aiohttp.ClientError, OSError) as failure:
             if isinstance(failure, httpx.UnsupportedProtocol) or isinstance(failure.__cause__ or failure, _NEVER_SENT):
                 raise UpstreamUnavailable(f"upstream {self.name} cannot be reached", retry_after_s=2) from failure
             raise UpstreamFailed(f"upstream {self.name} broke off before it answered") from failure
+        except (httpx.InvalidURL, ValueError) as failure:
+            raise BadRequest(f"this request cannot be forwarded: {failure}", code="invalid_target") from failure
 
     def _authorised(self, headers: RawHeaders) -> list[tuple[bytes, bytes]]:
         if not self._key:
