@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import time
 import select
 import signal
 import stat
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Callable
 from pathlib import Path
 
