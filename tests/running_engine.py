@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from threads import in_thread
 
 from prefixproxy.engine import Engine, EngineFacts, EngineSettings
 
@@ -25,34 +25,14 @@ class RunningEngine:
     engine: Engine
 
 
-@contextmanager
-def running_engine(settings: EngineSettings) -> Iterator[RunningEngine]:
+@asynccontextmanager
+async def _ready_engine(settings: EngineSettings) -> AsyncIterator[RunningEngine]:
+    async with Engine(settings) as engine:
+        facts = await engine.wait_ready(START_TIMEOUT_S)
+        assert facts is not None
+        yield RunningEngine(engine.url, facts, settings, engine.save_dir, engine)
+
+
+def running_engine(settings: EngineSettings) -> AbstractContextManager[RunningEngine]:
     """Run the engine until the block ends; raises what its start raised."""
-    started: list[RunningEngine | BaseException] = []
-    settled, stop = threading.Event(), threading.Event()
-
-    async def serve() -> None:
-        async with Engine(settings) as engine:
-            facts = await engine.wait_ready(START_TIMEOUT_S)
-            assert facts is not None
-            started.append(RunningEngine(engine.url, facts, settings, engine.save_dir, engine))
-            settled.set()
-            await asyncio.to_thread(stop.wait)
-
-    def run() -> None:
-        try:
-            asyncio.run(serve())
-        except BaseException as error:  # noqa: BLE001 - handed to the test below
-            started.append(error)
-            settled.set()
-
-    thread = threading.Thread(target=run, name="engine")
-    thread.start()
-    try:
-        settled.wait()
-        if isinstance(started[0], BaseException):
-            raise started[0]
-        yield started[0]
-    finally:
-        stop.set()
-        thread.join()
+    return in_thread("engine", lambda: _ready_engine(settings))

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
 import uvicorn
 from stub_upstream import StubUpstream
+from threads import in_thread
 
 from prefixproxy.app import Proxy, create_app
 from prefixproxy.schedule_types import SchedulerSnapshot
@@ -107,32 +107,6 @@ def _quiet(snapshot: SchedulerSnapshot) -> bool:
     return not snapshot.waiting and all(slot.state is SlotState.IDLE for slot in snapshot.slots)
 
 
-@contextmanager
-def proxy_in_thread(upstream: str, **settings: Any) -> Iterator[RunningProxy]:
+def proxy_in_thread(upstream: str, **settings: Any) -> AbstractContextManager[RunningProxy]:
     """The same for clients that block."""
-    started: list[RunningProxy | BaseException] = []
-    settled, stop = threading.Event(), threading.Event()
-
-    async def serve() -> None:
-        async with running_proxy(upstream, **settings) as running:
-            started.append(running)
-            settled.set()
-            await asyncio.to_thread(stop.wait)
-
-    def run() -> None:
-        try:
-            asyncio.run(serve())
-        except BaseException as error:  # noqa: BLE001 - handed to the test below
-            started.append(error)
-            settled.set()
-
-    thread = threading.Thread(target=run, name="proxy")
-    thread.start()
-    try:
-        settled.wait()
-        if isinstance(started[0], BaseException):
-            raise started[0]
-        yield started[0]
-    finally:
-        stop.set()
-        thread.join()
+    return in_thread("proxy", lambda: running_proxy(upstream, **settings))

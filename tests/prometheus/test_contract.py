@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from prom import promtool
 from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families as text_families
+from records import RECORD
 
 from prefixproxy.metrics import Metrics, StatusSnapshot, UpstreamStatus
 from prefixproxy.types import (
     CacheSource,
-    Kind,
-    MissReason,
-    Outcome,
     Priority,
     Relocation,
     RequestRecord,
@@ -80,33 +80,19 @@ def used() -> Metrics:
 
 
 def record() -> RequestRecord:
-    return RequestRecord(
+    return replace(
+        RECORD,
         id="1",
         time=0.0,
-        tenant="",
-        path="/v1/chat/completions",
-        model="m",
-        upstream="local",
-        stream=True,
-        kind=Kind.FORK,
-        family="f",
         lane="",
         slot=0,
-        outcome=Outcome.OK,
-        status=200,
-        prompt_tokens=1000,
         cache_n=900,
         prompt_n=100,
-        cache_source=CacheSource.REPORTED,
-        expected_cached=900,
-        miss_reason=MissReason.SLOT_EVICTED,
         queue_ms=1.0,
-        overhead_ms=1.0,
         ttft_ms=1.0,
         total_ms=1.0,
         predicted_n=1,
         prompt_ms=50.0,
-        fork=True,
         relocations=(Relocation("clock", "system[0]", 9),),
     )
 

@@ -6,40 +6,28 @@ import dataclasses
 
 import orjson
 import pytest
+import records
 from hypothesis import given
 from hypothesis import strategies as st
 
 from prefixproxy.errors import UsageError
 from prefixproxy.journal import RECORD_FIELDS, Journal, read_jsonl, record_from_json, record_json
-from prefixproxy.types import CacheSource, FirstDifference, Kind, MissReason, Outcome, Relocation, RequestRecord
+from prefixproxy.types import FirstDifference, MissReason, Relocation, RequestRecord
 
-RECORD = RequestRecord(
-    id="r1",
+RECORD = dataclasses.replace(
+    records.RECORD,
     time=1700000000.5,
-    tenant="",
-    path="/v1/chat/completions",
-    model="m",
-    upstream="local",
-    stream=True,
-    kind=Kind.FORK,
     family="f00d",
-    lane="a",
-    slot=2,
-    outcome=Outcome.OK,
-    status=200,
     prompt_tokens=2700,
     cache_n=2540,
     prompt_n=160,
-    cache_source=CacheSource.REPORTED,
     expected_cached=2540,
     miss_reason=MissReason.NONE,
     queue_ms=1.5,
     overhead_ms=0.7,
     ttft_ms=120.0,
     total_ms=900.0,
-    predicted_n=32,
     prompt_ms=110.0,
-    fork=True,
     relocations=(Relocation("clock", "system[0]", 31),),
     first_difference=FirstDifference("messages[1]", 12, 160),
 )

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
+from records import RECORD
 
 from prefixproxy.metrics import (
     HELP,
@@ -20,45 +21,14 @@ from prefixproxy.metrics import (
 )
 from prefixproxy.types import (
     CacheSource,
-    Kind,
     MissReason,
     Outcome,
     Priority,
-    Relocation,
     RequestRecord,
     SlotState,
     Usage,
 )
 
-RECORD = RequestRecord(
-    id="r1",
-    time=1.0,
-    tenant="",
-    path="/v1/chat/completions",
-    model="m",
-    upstream="local",
-    stream=True,
-    kind=Kind.FORK,
-    family="f",
-    lane="a",
-    slot=2,
-    outcome=Outcome.OK,
-    status=200,
-    prompt_tokens=1000,
-    cache_n=800,
-    prompt_n=200,
-    cache_source=CacheSource.REPORTED,
-    expected_cached=900,
-    miss_reason=MissReason.SLOT_EVICTED,
-    queue_ms=2000.0,
-    overhead_ms=1.0,
-    ttft_ms=3000.0,
-    total_ms=5000.0,
-    predicted_n=32,
-    prompt_ms=400.0,
-    fork=True,
-    relocations=(Relocation("clock", "system[0]", 31), Relocation("clock", "system[1]", 9)),
-)
 ONE_UPSTREAM = StatusSnapshot(
     queue_depth={Priority.INTERACTIVE: 3},
     upstreams=(
