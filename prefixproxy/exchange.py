@@ -10,7 +10,6 @@ from prefixproxy.intake import OUR_HEADERS, header
 from prefixproxy.lease import Lease
 from prefixproxy.misses import Verdict
 from prefixproxy.plan import Plan
-from prefixproxy.prompt import AppendItem, SetText, SetValue
 from prefixproxy.schedule_types import Ticket
 from prefixproxy.side import is_side
 from prefixproxy.types import Api, Outcome, Priority, TicketId, Usage
@@ -59,6 +58,8 @@ class Exchange:
     tenant: str
     unix_time: float
     times: Times
+    target: str = ""
+    """The raw path and query to forward."""
     plan: Plan | None = None
     streaming: bool = False
     outcome: Outcome = Outcome.OK
@@ -120,8 +121,3 @@ def ticket_of(exchange: Exchange, n_tokens: int, deadline: float, *, pinnable: b
 
 def rendering_of(exchange: Exchange) -> Rendering:
     return Rendering(exchange.path, exchange.planned().rendered())
-
-
-def edits_text(exchange: Exchange) -> bool:
-    """Whether stabilising changed any prompt text of this request."""
-    return any(isinstance(edit, SetText | SetValue | AppendItem) for edit in exchange.planned().edits)

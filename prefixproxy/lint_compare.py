@@ -15,6 +15,7 @@ from itertools import islice
 
 from prefixproxy.chat import Canonical
 from prefixproxy.chat_parts import PART
+from prefixproxy.prefix import shared_bytes
 from prefixproxy.stabilise_learn import MIN_SHARED
 from prefixproxy.stabilise_notes import SEAM
 
@@ -109,18 +110,6 @@ class TokenCounter:
         if part not in self._known:
             self._known[part] = self.count(part.translate(_AS_LINE_ENDS).decode("utf-8", "replace").strip("\n"))
         return self._known[part]
-
-
-def shared_bytes(a: bytes, b: bytes) -> int:
-    """How many leading bytes are equal."""
-    low, high = 0, min(len(a), len(b))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if a[low:middle] == b[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def compare(earlier: Canonical, later: Canonical, tokens: TokenCounter) -> Comparison:

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 
 from prefixproxy.answers import AnswerMemory, value_of
 from prefixproxy.chat import Canonical, canonical
-from prefixproxy.lint_compare import Comparison, TokenCounter, compare, shared_bytes
+from prefixproxy.lint_compare import Comparison, TokenCounter, compare
 from prefixproxy.lint_input import Sample
 from prefixproxy.lint_rules import Sighting, is_stately, sightings, suggested_rules, tools_detail
 from prefixproxy.plan import Mode, Planner
-from prefixproxy.prefix import PrefixChain, chain_of
+from prefixproxy.prefix import PrefixChain, chain_of, shared_bytes
 from prefixproxy.prompt import Prompt, SetText
 from prefixproxy.stabilise import StabilisePolicy, Stabiliser
 from prefixproxy.stabilise_learn import Suggestion

@@ -16,6 +16,7 @@ from typing import Any
 from prefixproxy.chat import MESSAGE
 from prefixproxy.chat_parts import PART
 from prefixproxy.misses import TOLERANCE_RATIO, TOLERANCE_TOKENS
+from prefixproxy.prefix import shared_bytes
 from prefixproxy.types import MissReason, Outcome, RequestRecord
 from prefixproxy.volatile import RuleSet
 
@@ -266,7 +267,7 @@ def _difference(record: RequestRecord, strip: Strip | None, strips: Strips) -> d
 
 def _exact(strip: Strip, here: bytes, there: bytes, prompt_tokens: int) -> dict[str, Any]:
     """Both texts are kept: the very byte, and what stands there in each."""
-    at = _common_bytes(here, there)
+    at = shared_bytes(here, there)
     segment, offset = _locate(strip, at)
     token = tokens_before(at, strip.n_bytes, prompt_tokens)
     start = max(at - offset + len(_border(here[at - offset : at])), at - BEFORE_CHARS)
@@ -280,18 +281,6 @@ def _exact(strip: Strip, here: bytes, there: bytes, prompt_tokens: int) -> dict[
         "before": _readable(there[at : at + BEHIND_CHARS].partition(MESSAGE)[0]),
         "now": _readable(here[at : at + BEHIND_CHARS].partition(MESSAGE)[0]),
     }
-
-
-def _common_bytes(here: bytes, there: bytes) -> int:
-    """By halving, as comparing slices is what Python does fast."""
-    low, high = 0, min(len(here), len(there))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if here[low:middle] == there[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def _reusable(

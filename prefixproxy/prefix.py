@@ -82,3 +82,15 @@ def chain_of(parts: Iterable[bytes], salt: bytes = b"") -> PrefixChain:
         start = end
     state.update(text[start:])
     return PrefixChain(tuple(hashes), len(text), int.from_bytes(state.digest(), "little"))
+
+
+def shared_bytes(a: bytes, b: bytes) -> int:
+    """How many leading bytes are equal. By halving, as comparing slices is what Python does fast."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -105,7 +105,7 @@ class Relay:
 
     async def _admit(self, exchange: Exchange, scope: Scope, receive: Receive) -> bytes:
         """The decoded body of a client that may use this proxy, with a target that can be forwarded."""
-        target_of(scope)
+        exchange.target = target_of(scope)
         exchange.tenant = self._parts.gate.tenant(scope)
         limit = self._parts.max_body_bytes
         raw = await read_body(scope, receive, limit)
@@ -123,7 +123,6 @@ class _Run:
         self._clock = parts.clock
         self._exchange = exchange
         self._reply = reply
-        self._target = target_of(scope)
         self._headers = parts.gate.outgoing(without(end_to_end(scope["headers"]), _NOT_FORWARDED))
         self._body = Body(b"{}", {})
         self._deadline = 0.0
@@ -241,7 +240,7 @@ class _Run:
         headers = [*self._headers, (b"content-length", str(len(payload)).encode())]
         self._exchange.times.own_s += self._clock() - started
         try:
-            return await lease.backend.open("POST", self._target, headers, payload)
+            return await lease.backend.open("POST", self._exchange.target, headers, payload)
         except UpstreamUnavailable as failure:
             lease.idle = True
             self._dispatcher.lost(lease.backend, failure)
