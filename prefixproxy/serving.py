@@ -31,6 +31,10 @@ ENGINE_START_S = 300.0
 """How long requests wait for the embedded engine to load its model before they are refused."""
 DRAIN_S = 30
 BACKLOG = 2048
+KEEP_ALIVE_S = 120
+"""How long an idle connection of a client is kept. Longer than clients keep theirs (httpx and with it the openai SDK
+5 s, undici 4 s, aiohttp 15 s, Go 90 s): the side that closes first must be the one that sends, or a request meets a
+socket that is just being closed. uvicorn's own 5 s are httpx's to the second."""
 
 log = logging.getLogger(__name__)
 
@@ -78,12 +82,14 @@ async def wired(settings: Settings, engine: EngineSettings | None) -> AsyncItera
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening address. Raises UsageError when it is taken or not ours."""
+    """An address that listens: who connects from now on waits for the server. Raises UsageError when it is taken or
+    not ours."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
+        listener.listen(BACKLOG)
     except OSError as failure:
         listener.close()
         raise UsageError(f"cannot listen on {host}:{port}: {failure.strerror} (server.host, server.port)") from None
@@ -118,6 +124,7 @@ def server_of(proxy: Proxy) -> uvicorn.Server:
         server_header=False,
         date_header=False,
         backlog=BACKLOG,
+        timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=DRAIN_S,
     )
     return _Server(config)
