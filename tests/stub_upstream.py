@@ -67,6 +67,7 @@ class Exchange:
         self._writer = writer
         self._chunked = False
         self.keep_open = True
+        self.cache_n = 0
 
     async def head(self, status: int, headers: Iterable[tuple[bytes, bytes]], *, chunked: bool = True) -> None:
         self._chunked = chunked
@@ -115,6 +116,7 @@ class StubSlot:
     id: int
     busy: bool = False
     n_prompt_tokens: int = 0
+    held: bytes = b""
 
 
 def event(value: object) -> bytes:
@@ -134,12 +136,14 @@ def timings_of(n_tokens: int, cache_n: int = 0, predicted_n: int = 1) -> dict[st
 class StubUpstream:
     """One stub server. `requests` are all that came, oldest first; `next_answers` scripts for the generating requests
     to come, first in first out; `routes` scripts for a path, whatever the method. `loading` more requests get the 503
-    of a server that is loading its model. `may_drain`, if cleared, keeps a slot busy after its client has left."""
+    of a server that is loading its model. `may_drain`, if cleared, keeps a slot busy after its client has left.
+    `reuses`: whether an answer reports as cached what its body has in common with the one before it in its slot."""
 
-    def __init__(self, *, n_slots: int = 2, n_ctx_slot: int = 4096, port: int = 0) -> None:
+    def __init__(self, *, n_slots: int = 2, n_ctx_slot: int = 4096, port: int = 0, reuses: bool = False) -> None:
         self.slots = [StubSlot(number) for number in range(n_slots)]
         self.n_ctx_slot = n_ctx_slot
         self._port = port
+        self._reuses = reuses
         self.requests: list[Seen] = []
         self.next_answers: deque[Script] = deque()
         self.routes: dict[str, Script] = {}
@@ -233,6 +237,8 @@ class StubUpstream:
             self.violations.append(request)
             return await exchange.json(500, {"error": {"code": 500, "message": "no idle slot", "type": "server_error"}})
         slot.busy, slot.n_prompt_tokens = True, len(request.body) // 4
+        if self._reuses:
+            exchange.cache_n, slot.held = _common(slot.held, request.body) // 4, request.body
         warming = b'"n_predict":0' in request.body
         script = self.next_answers.popleft() if self.next_answers and not warming else self.answer
         try:
@@ -251,38 +257,38 @@ class StubUpstream:
             n_tokens = len(body["prompt"])
             return await exchange.json(200, {"tokens_cached": n_tokens, "timings": timings_of(n_tokens)})
         if not body.get("stream"):
-            return await exchange.json(200, self.chat_answer(exchange.request))
+            return await exchange.json(200, self.chat_answer(exchange.request, exchange.cache_n))
         await exchange.stream_head()
-        for chunk in self.chat_events(exchange.request):
+        for chunk in self.chat_events(exchange.request, exchange.cache_n):
             await exchange.send(chunk)
             await asyncio.sleep(0)
         await exchange.end()
 
-    def chat_answer(self, request: Seen) -> dict[str, Any]:
+    def chat_answer(self, request: Seen, cache_n: int = 0) -> dict[str, Any]:
         """The whole answer of /v1/chat/completions."""
         n_tokens, n_answer = len(request.body) // 4, _answer_length(request)
         message = {"role": "assistant", "content": "Fine." * n_answer}
         return {
             **_chat_base("chat.completion"),
             "choices": [{"index": 0, "finish_reason": "stop", "message": message}],
-            "usage": _usage(n_tokens, n_answer),
-            "timings": timings_of(n_tokens, predicted_n=n_answer),
+            "usage": _usage(n_tokens, n_answer, cache_n),
+            "timings": timings_of(n_tokens, cache_n, n_answer),
         }
 
-    def chat_events(self, request: Seen) -> list[bytes]:
+    def chat_events(self, request: Seen, cache_n: int = 0) -> list[bytes]:
         """The events of a streamed chat answer, one for each chunk sent."""
         n_tokens, n_answer, body = len(request.body) // 4, _answer_length(request), request.json()
-        timings = timings_of(n_tokens, predicted_n=n_answer)
+        timings = timings_of(n_tokens, cache_n, n_answer)
         out = []
         if body.get("return_progress"):
-            progress = {"total": n_tokens, "cache": 0, "processed": 0, "time_ms": 0}
+            progress = {"total": n_tokens, "cache": cache_n, "processed": cache_n, "time_ms": 0}
             out.append(_chat_event({"role": "assistant", "content": None}, prompt_progress=progress))
         out.append(_chat_event({"role": "assistant", "content": None}))
         out += [_chat_event({"content": "Fine."}) for _ in range(n_answer)]
         asked = (body.get("stream_options") or {}).get("include_usage")
         out.append(_chat_event({}, "stop", **({} if asked else {"timings": timings})))
         if asked:
-            usage = {"choices": [], "usage": _usage(n_tokens, n_answer), "timings": timings}
+            usage = {"choices": [], "usage": _usage(n_tokens, n_answer, cache_n), "timings": timings}
             out.append(event({**_chat_base("chat.completion.chunk"), **usage}))
         return [*out, b"data: [DONE]\n\n"]
 
@@ -350,6 +356,12 @@ async def _watch(reader: asyncio.StreamReader, gone: asyncio.Event) -> None:
     gone.set()
 
 
+def _common(a: bytes, b: bytes, step: int = 64) -> int:
+    """Bytes that both begin with, in whole steps."""
+    starts = range(0, min(len(a), len(b)), step)
+    return next((at for at in starts if a[at : at + step] != b[at : at + step]), min(len(a), len(b)))
+
+
 def _answer_length(request: Seen) -> int:
     """Tokens of the answer, each an event of its own in a stream."""
     return int(request.json().get("max_tokens") or 1)
@@ -364,17 +376,17 @@ def _chat_event(delta: dict[str, Any], finish: str | None = None, **more: object
     return event({**_chat_base("chat.completion.chunk"), "choices": [choice], **more})
 
 
-def _usage(n_prompt: int, n_predicted: int) -> dict[str, Any]:
+def _usage(n_prompt: int, n_predicted: int, cache_n: int) -> dict[str, Any]:
     return {
         "prompt_tokens": n_prompt,
         "completion_tokens": n_predicted,
         "total_tokens": n_prompt + n_predicted,
-        "prompt_tokens_details": {"cached_tokens": 0},
+        "prompt_tokens_details": {"cached_tokens": cache_n},
     }
 
 
 async def _alone(n_slots: int) -> None:
-    async with StubUpstream(n_slots=n_slots) as stub:
+    async with StubUpstream(n_slots=n_slots, reuses=True) as stub:
         print(stub.url, flush=True)
         await asyncio.Event().wait()
 
