@@ -27,7 +27,7 @@ from prefixproxy.journal import Journal
 from prefixproxy.keeping import Keeping, SlotRows, keeping_of
 from prefixproxy.metrics import Metrics
 from prefixproxy.microscope import Strips, rule_advice
-from prefixproxy.passthrough import Passthrough
+from prefixproxy.passthrough import SLOT_TAKING, Passthrough
 from prefixproxy.plan import Planner
 from prefixproxy.relay import Parts, Relay
 from prefixproxy.schedule import Scheduler
@@ -37,6 +37,7 @@ from prefixproxy.stabilise import StabilisePolicy, Stabiliser
 from prefixproxy.stabilise_notes import count_tokens
 from prefixproxy.state import StateFile
 from prefixproxy.status import OWN_PREFIX, PUBLIC, Status, status_snapshot
+from prefixproxy.target import PathReader
 from prefixproxy.telemetry import Telemetry
 from prefixproxy.tools import ToolMemory
 from prefixproxy.trend import Trend
@@ -131,13 +132,21 @@ class _Entrance:
         self._relay = Relay(parts)
         self._events = Events(parts.telemetry.journal, parts.gate)
         self._passthrough = Passthrough(parts)
+        self._taking_slots = PathReader([*API_OF_PATH, *SLOT_TAKING])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] == EVENTS_PATH and scope["method"] == "GET":
             await self._events(scope, receive, send)
         elif scope["type"] != "http" or scope["path"] in PUBLIC or f"{scope['path']}/".startswith(OWN_PREFIX):
             await self._own(scope, receive, send)
-        elif scope["method"] == "POST" and scope["path"] in API_OF_PATH:
+        else:
+            await self._upstreams(scope, receive, send)
+
+    async def _upstreams(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """`scope["path"]` becomes the path that is meant, whatever its spelling; what is forwarded is `raw_path`."""
+        if scope["method"] == "POST" and (meant := self._taking_slots.meant(scope["raw_path"])):
+            scope = {**scope, "path": meant}
+        if scope["method"] == "POST" and scope["path"] in API_OF_PATH:
             await self._relay(scope, receive, send)
         else:
             await self._passthrough(scope, receive, send)

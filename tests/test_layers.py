@@ -53,7 +53,6 @@ IMPURE = {
     "asyncio",
     "datetime",
     "httpx",
-    "httpx_aiohttp",
     "logging",
     "multiprocessing",
     "prometheus_client",

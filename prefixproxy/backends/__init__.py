@@ -1,6 +1,6 @@
 """What the rest of the proxy asks of an upstream: one interface, one adapter for each kind of server.
 
-Only adapters know wire names and httpx. They raise `errors.UpstreamUnavailable` (nothing was reached),
+Only adapters know wire names and the HTTP client. They raise `errors.UpstreamUnavailable` (nothing was reached),
 `errors.UpstreamFailed` (reached, but it answered nonsense or broke off); no foreign exception leaves them.
 """
 

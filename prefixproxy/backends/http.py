@@ -1,4 +1,7 @@
-"""The HTTP client under every adapter: httpx with the aiohttp transport, errors mapped to ours.
+"""The HTTP client under every adapter: aiohttp, errors mapped to ours.
+
+The request target goes out byte for byte as the client wrote it: what was routed is what is asked for. (httpx and yarl
+would both resolve dots and decode letters on the way, and turn one path into another.)
 
 No read timeout: a long prefill is silence, and only the client knows how long it will wait. llama-server closes a
 connection behind every streamed answer without saying so: requests of clients get a connection of their own, or the
@@ -10,12 +13,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Iterable
+from http import HTTPStatus
+from io import BytesIO
 from typing import Any
 
 import aiohttp
-import httpx
 import orjson
-from httpx_aiohttp import AiohttpTransport
+from multidict import CIMultiDict
+from yarl import URL
 
 from prefixproxy.backends import RawHeaders
 from prefixproxy.errors import BadRequest, UpstreamFailed, UpstreamLoading, UpstreamUnavailable
@@ -25,6 +30,9 @@ KEEPALIVE_EXPIRY_S = 4.0
 CALL_TIMEOUT_S = 30.0
 MAX_CONNECTIONS = 1024
 MAX_CALL_BYTES = 64 << 20
+CHUNK_BYTES = 16 << 10
+WRITTEN_AT_ONCE_BYTES = 1 << 20
+"""A larger body is written piece by piece, or its copying would hold up everything else."""
 
 HOP_BY_HOP = frozenset(
     {
@@ -43,9 +51,7 @@ HOP_BY_HOP = frozenset(
 
 log = logging.getLogger(__name__)
 
-_NEVER_SENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.InvalidURL)
-"""httpx_aiohttp calls every lost connection a ConnectTimeout, one that broke after the request was sent too
-(transport.py, AIOHTTP_EXC_MAP): only aiohttp's own exception behind it tells whether the server was ever reached."""
+_NEVER_SENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.NonHttpUrlClientError)
 
 
 def end_to_end(
@@ -58,36 +64,32 @@ def end_to_end(
     return [(name, value) for name, value in headers if name not in unwanted]
 
 
-def new_client(*, reuse: bool) -> httpx.AsyncClient:
+def new_session(*, reuse: bool) -> aiohttp.ClientSession:
     """A client that adds no header of its own, keeps no cookies and follows no redirect. `reuse`: whether a connection
-    carries more than one request."""
+    carries more than one request. Needs a running event loop."""
     kept: dict[str, Any] = {"keepalive_timeout": KEEPALIVE_EXPIRY_S} if reuse else {"force_close": True}
-
-    def session() -> aiohttp.ClientSession:
-        connector = aiohttp.TCPConnector(limit=MAX_CONNECTIONS, **kept)
-        return aiohttp.ClientSession(
-            connector=connector,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
-        )
-
-    return httpx.AsyncClient(transport=AiohttpTransport(client=session), trust_env=False)
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=MAX_CONNECTIONS, **kept),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
+        auto_decompress=False,
+    )
 
 
 class HttpResponse:
-    """An `UpstreamResponse` over httpx."""
+    """An `UpstreamResponse` over aiohttp."""
 
-    def __init__(self, upstream: str, response: httpx.Response) -> None:
+    def __init__(self, upstream: str, response: aiohttp.ClientResponse) -> None:
         self._upstream = upstream
         self._response = response
-        self.status = response.status_code
-        self.headers: RawHeaders = response.headers.raw
+        self.status = response.status
+        self.headers: RawHeaders = response.raw_headers
 
     async def chunks(self) -> AsyncIterator[bytes]:
         try:
-            async for chunk in self._response.aiter_raw():
+            async for chunk in self._response.content.iter_chunked(CHUNK_BYTES):
                 yield chunk
-        except (httpx.HTTPError, httpx.StreamError, aiohttp.ClientError, OSError) as failure:
+        except (aiohttp.ClientError, OSError) as failure:
             raise UpstreamFailed(f"upstream {self._upstream} broke off in the middle of its answer") from failure
 
     async def read(self, limit: int = MAX_CALL_BYTES) -> bytes:
@@ -102,8 +104,9 @@ class HttpResponse:
 
     async def close(self) -> None:
         try:
-            await self._response.aclose()
-        except (httpx.HTTPError, aiohttp.ClientError, OSError) as failure:
+            self._response.release()
+            await self._response.wait_for_close()
+        except (aiohttp.ClientError, OSError) as failure:
             log.debug("upstream %s broke off while its answer was closed: %s", self._upstream, failure)
 
 
@@ -113,9 +116,9 @@ class HttpUpstream:
     def __init__(self, name: str, url: str, api_key: str = "") -> None:
         self.name = name
         self.url = url.rstrip("/")
+        self._base = URL(self.url)
         self._key = api_key
-        self._client = new_client(reuse=False)
-        self._calls = new_client(reuse=True)
+        self._sessions: dict[bool, aiohttp.ClientSession] = {}
 
     async def open(
         self,
@@ -125,20 +128,20 @@ class HttpUpstream:
         body: bytes | AsyncIterator[bytes] = b"",
         read_timeout_s: float | None = None,
     ) -> HttpResponse:
-        return await self._send(self._client, method, target, headers, body, read_timeout_s)
+        return await self._send(False, method, target, headers, body, read_timeout_s)
 
     async def call(self, method: str, target: str, body: Any = None, timeout_s: float | None = CALL_TIMEOUT_S) -> Any:
         """One small JSON exchange. Raises UpstreamLoading on 503, UpstreamFailed on any other error status."""
         payload = b"" if body is None else orjson.dumps(body)
         headers = [] if body is None else [(b"content-type", b"application/json")]
-        response = await self._send(self._calls, method, target, headers, payload, timeout_s)
+        response = await self._send(True, method, target, headers, payload, timeout_s)
         try:
             answer = await response.read()
         finally:
             await response.close()
-        if response.status == httpx.codes.SERVICE_UNAVAILABLE:
+        if response.status == HTTPStatus.SERVICE_UNAVAILABLE:
             raise UpstreamLoading(f"upstream {self.name} is not ready: {_reason(answer)}", retry_after_s=2)
-        if response.status >= httpx.codes.BAD_REQUEST:
+        if response.status >= HTTPStatus.BAD_REQUEST:
             raise UpstreamFailed(f"upstream {self.name} refused {method} {target}: {response.status} {_reason(answer)}")
         try:
             return orjson.loads(answer)
@@ -149,45 +152,66 @@ class HttpUpstream:
         """The status code of one small exchange, its body ignored."""
         payload = b"" if body is None else orjson.dumps(body)
         headers = [(b"content-type", b"application/json")]
-        response = await self._send(self._calls, method, target, headers, payload, CALL_TIMEOUT_S)
+        response = await self._send(True, method, target, headers, payload, CALL_TIMEOUT_S)
         await response.close()
         return response.status
 
     async def close(self) -> None:
-        await self._client.aclose()
-        await self._calls.aclose()
+        for session in self._sessions.values():
+            await session.close()
 
     async def _send(
         self,
-        client: httpx.AsyncClient,
+        reuse: bool,
         method: str,
         target: str,
         headers: RawHeaders,
         body: bytes | AsyncIterator[bytes],
         read_timeout_s: float | None,
     ) -> HttpResponse:
-        timeout = {"connect": CONNECT_TIMEOUT_S, "read": read_timeout_s, "write": None, "pool": None}
+        if reuse not in self._sessions:
+            self._sessions[reuse] = new_session(reuse=reuse)
+        if isinstance(body, bytes) and len(body) > WRITTEN_AT_ONCE_BYTES:
+            data: BytesIO | bytes | AsyncIterator[bytes] | None = BytesIO(body)
+        else:
+            data = body or None
         try:
-            request = httpx.Request(
+            response = await self._sessions[reuse].request(
                 method,
-                self.url + target,
-                headers=self._authorised(headers),
-                content=body,
-                extensions={"timeout": timeout},
+                self._url(target),
+                headers=CIMultiDict((_text(name), _text(value)) for name, value in self._authorised(headers)),
+                data=data,
+                allow_redirects=False,
+                timeout=aiohttp.ClientTimeout(sock_connect=CONNECT_TIMEOUT_S, sock_read=read_timeout_s),
             )
-            return HttpResponse(self.name, await client.send(request, stream=True))
-        except (httpx.HTTPError, aiohttp.ClientError, OSError) as failure:
-            if isinstance(failure, httpx.UnsupportedProtocol) or isinstance(failure.__cause__ or failure, _NEVER_SENT):
-                raise UpstreamUnavailable(f"upstream {self.name} cannot be reached", retry_after_s=2) from failure
-            raise UpstreamFailed(f"upstream {self.name} broke off before it answered") from failure
-        except (httpx.InvalidURL, ValueError) as failure:
+        except _NEVER_SENT as failure:
+            raise UpstreamUnavailable(f"upstream {self.name} cannot be reached", retry_after_s=2) from failure
+        except ValueError as failure:
             raise BadRequest(f"this request cannot be forwarded: {failure}", code="invalid_target") from failure
+        except (aiohttp.ClientError, OSError) as failure:
+            raise UpstreamFailed(f"upstream {self.name} broke off before it answered") from failure
+        return HttpResponse(self.name, response)
+
+    def _url(self, target: str) -> URL:
+        """`encoded`: nothing in the target is read, decoded or resolved."""
+        path, _, query = target.partition("?")
+        path = self._base.raw_path.rstrip("/") + path
+        authority = self._base.raw_authority
+        return URL.build(scheme=self._base.scheme, authority=authority, path=path, query_string=query, encoded=True)
 
     def _authorised(self, headers: RawHeaders) -> list[tuple[bytes, bytes]]:
         if not self._key:
             return list(headers)
         kept = [(name, value) for name, value in headers if name.lower() not in (b"authorization", b"x-api-key")]
         return [*kept, (b"authorization", b"Bearer " + self._key.encode())]
+
+
+def _text(raw: bytes) -> str:
+    """aiohttp takes text and writes UTF-8; what is none of it can only be Latin-1."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return raw.decode("latin-1")
 
 
 def _reason(answer: bytes) -> str:
