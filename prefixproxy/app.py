@@ -18,11 +18,13 @@ from prefixproxy.answers import AnswerMemory
 from prefixproxy.backends import Backend
 from prefixproxy.backends.llamacpp import LlamaServer
 from prefixproxy.classify import History
+from prefixproxy.context import ContextLimits
 from prefixproxy.dispatch import Dispatcher
 from prefixproxy.engine import Engine
 from prefixproxy.errors import UsageError
 from prefixproxy.events import Events
 from prefixproxy.gate import Gate
+from prefixproxy.guard import ContextGuard
 from prefixproxy.journal import Journal
 from prefixproxy.keeping import Keeping, SlotRows, keeping_of
 from prefixproxy.metrics import Metrics
@@ -71,6 +73,9 @@ def create_app(settings: Settings, *, engine: Engine | None = None) -> Proxy:
     scheduler = Scheduler(_policy(policy_of(settings.admission), reuse))
     trend = Trend(time.time())
     dispatcher = Dispatcher(scheduler, _backends(settings, engine), _Watch(metrics, trend), clock)
+    limits = _limits(settings)
+    for keeper in dispatcher.keepers.values():
+        keeper.limits = limits
     admission = AdmissionControl(settings.admission, lambda policy: dispatcher.set_policy(_policy(policy, reuse)))
     rules = _rules(settings)
     planner = _planner(settings, rules)
@@ -89,6 +94,7 @@ def create_app(settings: Settings, *, engine: Engine | None = None) -> Proxy:
             _cannot_roll_back(dispatcher),
         ),
         gate=Gate(_keys(settings)),
+        guard=ContextGuard(dispatcher.keepers, limits, {one.name: one.max_context for one in settings.tenants}),
         max_body_bytes=settings.server.max_body_bytes,
         queue_timeout_s=admission.queue_timeout_s,
         clock=clock,
@@ -159,6 +165,11 @@ def _backends(settings: Settings, engine: Engine | None) -> list[tuple[Backend, 
         if upstream.kind not in ("auto", "llama-server"):
             raise UsageError(f"upstreams.{upstream.name}.kind: {upstream.kind} is not supported yet")
     return [(LlamaServer(u.name, u.url, u.api_key), u.slots, u.snapshots == "auto") for u in settings.upstreams]
+
+
+def _limits(settings: Settings) -> ContextLimits:
+    context = settings.context
+    return ContextLimits(context.min_n_ctx_slot, context.min_generation, context.on_exceed == "reject")
 
 
 def _rules(settings: Settings) -> RuleSet:

@@ -176,7 +176,7 @@ class Dispatcher:
 
     async def _granted(self, waiting: Waiting) -> Lease:
         ticket, since = waiting.ticket(), self._clock()
-        await self._until_some_upstream(ticket.deadline)
+        await self.until_up(ticket.deadline)
         entry = _Entry(waiting, ticket, since, asyncio.get_running_loop().create_future())
         self._entries[ticket.id] = entry
         try:
@@ -218,7 +218,7 @@ class Dispatcher:
             seen = lease.ticket.chain.n_bytes / lease.usage.prompt_tokens
             self._bytes_per_token += RATE_WEIGHT * (seen - self._bytes_per_token)
 
-    async def _until_some_upstream(self, deadline: float) -> None:
+    async def until_up(self, deadline: float) -> None:
         """Waits for an upstream that is loading, within a bound; one that is down is no reason to wait."""
         patience_s = min(self._loading_wait_s, deadline - self._clock())
         try:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from starlette.types import Scope
 
+from prefixproxy.context import Measured
 from prefixproxy.intake import OUR_HEADERS, header
 from prefixproxy.lease import Lease
 from prefixproxy.misses import Verdict
@@ -68,6 +69,7 @@ class Exchange:
     verdict: Verdict | None = None
     sent: float = 0.0
     reuse_off: bool = False
+    measured: Measured = field(default_factory=Measured)
     refused: str = ""
     """The code of the error it was refused with, before it reached an upstream."""
 
@@ -116,6 +118,7 @@ def ticket_of(exchange: Exchange, n_tokens: int, deadline: float, *, pinnable: b
         pinnable=pinnable,
         warmable=pinnable and exchange.api is Api.CHAT and prompt is not None and not prompt.multimodal,
         n_seqs=sequences(data),
+        needs_ctx=exchange.measured.needs,
     )
 
 

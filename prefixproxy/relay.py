@@ -22,7 +22,7 @@ from prefixproxy.backends import UpstreamResponse
 from prefixproxy.backends.http import end_to_end
 from prefixproxy.body import Body
 from prefixproxy.dispatch import Dispatcher
-from prefixproxy.errors import ProxyError, Rejected, UpstreamFailed, UpstreamUnavailable
+from prefixproxy.errors import ContextLengthExceeded, ProxyError, Rejected, UpstreamFailed, UpstreamUnavailable
 from prefixproxy.exchange import (
     Exchange,
     Hints,
@@ -32,6 +32,7 @@ from prefixproxy.exchange import (
     ticket_of,
 )
 from prefixproxy.gate import Gate
+from prefixproxy.guard import ContextGuard
 from prefixproxy.intake import OUR_HEADERS, ClientGone, decode_body, header, read_body, target_of, unless_gone, without
 from prefixproxy.lease import Lease
 from prefixproxy.plan import Planner
@@ -62,6 +63,7 @@ class Parts:
     planner: Planner
     telemetry: Telemetry
     gate: Gate
+    guard: ContextGuard
     max_body_bytes: int
     queue_timeout_s: Callable[[], float]
     clock: Callable[[], float]
@@ -126,8 +128,13 @@ class _Run:
         self._headers = parts.gate.outgoing(without(end_to_end(scope["headers"]), _NOT_FORWARDED))
         self._body = Body(b"{}", {})
         self._deadline = 0.0
+        self._checked: Ticket | None = None
 
     def ticket(self) -> Ticket:
+        checked, self._checked = self._checked, None
+        return checked or self._planned_anew()
+
+    def _planned_anew(self) -> Ticket:
         exchange = self._exchange
         exchange.plan = self._planner.plan(
             exchange.api,
@@ -153,6 +160,7 @@ class _Run:
             off = exchange.hints.stabilise_off
             if self._planner.arrive(exchange.api, self._body, exchange.id, self._clock(), off=off):
                 self._dispatcher.refresh()
+            await self._guard()
             await self._attempts()
         except ClientGone:
             exchange.outcome = Outcome.CLIENT_GONE
@@ -166,6 +174,19 @@ class _Run:
         finally:
             if exchange.lease is None:
                 self._planner.forget(exchange.id)
+
+    async def _guard(self) -> None:
+        """Raises ContextLengthExceeded before the queue, not behind it. How long a slot is, is known only while an
+        upstream is up."""
+        times, before = self._exchange.times, self._clock()
+        ticket, was_up = self._planned_anew(), self._dispatcher.is_up
+        planned = self._clock()
+        await self._dispatcher.until_up(self._deadline)
+        up = self._clock()
+        times.queue_s += up - planned
+        if await self._parts.guard.check(self._exchange) and was_up:
+            self._checked = ticket
+        times.own_s += planned - before + self._clock() - up
 
     async def _attempts(self) -> None:
         for attempt in range(ATTEMPTS):
@@ -217,6 +238,7 @@ class _Run:
                 finish = await answering.relay(response)
             finally:
                 await response.close()
+        self._parts.guard.learn(self._exchange)
         self._parts.learned()
         await finish()
         self._remember(answering.said)
@@ -284,6 +306,8 @@ def tool_calls_of(message: dict[str, Any] | None) -> Iterator[tuple[str, str, st
 def _outcome_of(failure: ProxyError) -> Outcome:
     if isinstance(failure, Rejected):
         return Outcome.TIMED_OUT if failure.code == "queue_timeout" else Outcome.REJECTED
+    if isinstance(failure, ContextLengthExceeded):
+        return Outcome.REJECTED
     if isinstance(failure, UpstreamUnavailable):
         return Outcome.UPSTREAM_DOWN
     return Outcome.UPSTREAM_ERROR if failure.status >= 500 else Outcome.BAD_REQUEST

@@ -282,7 +282,7 @@ class Scheduler:
         for waiting in list(self._queue):
             if waiting.ticket.deadline <= now:
                 rejects.append(self._reject(waiting.ticket.id, RejectReason.QUEUE_TIMEOUT))
-            elif now >= gone and not serving_servers(servers, waiting.ticket.model):
+            elif now >= gone and not serving_servers(servers, waiting.ticket):
                 rejects.append(self._reject(waiting.ticket.id, RejectReason.UPSTREAM_UNAVAILABLE))
         return rejects
 

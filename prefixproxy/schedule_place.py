@@ -63,7 +63,7 @@ class Placement:
         7. the cheapest place, unless a later ticket has much more use for it.
         """
         ticket = waiting.ticket
-        serving = serving_servers(self.servers, ticket.model)
+        serving = serving_servers(self.servers, ticket)
         if not serving:
             return Hold(HoldReason.NO_UPSTREAM)
         if self.policy.max_concurrency and self.running >= self.policy.max_concurrency:
@@ -370,7 +370,7 @@ class Placement:
             ticket = later.ticket
             if ticket.priority is not waiting.ticket.priority or later.hold is HoldReason.CLIENT_SLOT:
                 continue
-            if place.server not in serving_servers(self.servers, ticket.model):
+            if place.server not in serving_servers(self.servers, ticket):
                 continue
             here, _ = self._reuse(ticket, place.server, slot.held)
             saved = self._best_saved(ticket, place.server)

@@ -103,12 +103,16 @@ def shared(ticket: Ticket, held: Held) -> tuple[int, int]:
     return max(0, min(held.tokens_at(blocks), ticket.n_tokens - 1)), blocks
 
 
-def serving_servers(servers: Sequence[Server], model: str) -> list[Server]:
-    """The upstreams that are up and may get this model: those that name it, else those that take any name, else all
-    (their own error then tells the client what they have)."""
+def serving_servers(servers: Sequence[Server], ticket: Ticket) -> list[Server]:
+    """The upstreams that are up and may get this ticket: those that name its model, else those that take any name, else
+    all (their own error then tells the client what they have); of these, those whose slots are long enough, or all."""
+    model = ticket.model
     up = [server for server in servers if server.slots.up]
     named = [server for server in up if model and model in server.slots.facts.models]
-    return named or [server for server in up if not server.slots.facts.models] or up
+    serving = named or [server for server in up if not server.slots.facts.models] or up
+    if ticket.needs_ctx and len(serving) > 1:
+        return [s for s in serving if (s.slots.facts.n_ctx_slot or ticket.needs_ctx) >= ticket.needs_ctx] or serving
+    return serving
 
 
 def state_of(servers: Sequence[Server], policy: Policy, now: float) -> tuple[object, ...]:

@@ -61,7 +61,8 @@ class Ticket:
     `head_blocks`: whole blocks of `chain` that lie in the head (system text and tools). `n_tokens` is an estimate.
     `wanted_slot` is the client's own `id_slot` (negative: none; too large: modulo, as the server does). `pinnable`:
     this API's `id_slot` is read by the server. `warmable`: the edge can render its head as text. `n_seqs`: answers
-    asked for at once. `tenant` and `family` are only compared.
+    asked for at once. `tenant` and `family` are only compared. `needs_ctx`: tokens its slot must have room for, 0
+    if that is no question.
     """
 
     id: TicketId
@@ -79,6 +80,7 @@ class Ticket:
     pinnable: bool = True
     warmable: bool = True
     n_seqs: int = 1
+    needs_ctx: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,11 +145,17 @@ class Context(Section):
     """Guarding the context window of a slot."""
 
     min_n_ctx_slot: Count = Field(
-        0, description="Tokens of context each slot must have; an upstream with fewer is reported. 0: no minimum."
+        0,
+        description='Tokens of context each slot must have. With `on_exceed = "reject"` an upstream with fewer is not'
+        ' ready, with `"warn"` it serves with a warning. 0: no minimum.',
     )
-    min_generation: Count = Field(128, description="Tokens that must be left for the answer when the prompt is in.")
+    min_generation: Count = Field(
+        128, description="Tokens that must be left for the answer; a request that asks for fewer needs only these."
+    )
     on_exceed: Literal["reject", "warn"] = Field(
-        "reject", description="What happens to a prompt that does not fit: 400, or a warning and the upstream decides."
+        "reject",
+        description="What happens to a prompt that does not fit: 400 `context_length_exceeded`, or it is sent with a"
+        " warning in log and journal, and the upstream decides.",
     )
 
 
@@ -191,7 +197,9 @@ class Tenant(Section):
     api_key: str = Field(min_length=1, repr=False, description="The key that marks a request as this tenant's.")
     weight: float = Field(1.0, gt=0, description="Share of the prefill work when tenants compete.")
     max_slots: Count = Field(0, description="Most slots it may hold at once; 0: no limit.")
-    max_context: Count = Field(0, description="Longest prompt in tokens it may send; 0: no limit.")
+    max_context: Count = Field(
+        0, description="Most tokens that prompt and asked answer of one request may have; 0: no limit."
+    )
 
     @field_validator("name")
     @classmethod

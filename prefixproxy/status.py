@@ -252,6 +252,7 @@ def _upstream(state: UpstreamState, snapshot: SchedulerSnapshot) -> dict[str, An
         "up": state.health is Health.UP,
         "health": state.health.value,
         "failure": state.failure,
+        "warning": state.warning,
         "kind": facts.kind if facts else None,
         "build": facts.build if facts else None,
         "model": facts.model if facts else None,

@@ -15,6 +15,7 @@ from typing import Any
 import orjson
 
 from prefixproxy.classify import History
+from prefixproxy.errors import ContextLengthExceeded
 from prefixproxy.exchange import Exchange
 from prefixproxy.journal import Journal, record_json
 from prefixproxy.metrics import Metrics
@@ -86,7 +87,15 @@ class Telemetry:
             self._count_family(record)
             log.info("%s", orjson.dumps(record_json(record)).decode())
             if record.outcome in (Outcome.REJECTED, Outcome.TIMED_OUT, Outcome.UPSTREAM_DOWN):
-                self.metrics.rejected(exchange.refused)
+                self._count_refusal(exchange, record.model)
+
+    def _count_refusal(self, exchange: Exchange, model: str) -> None:
+        if exchange.refused != ContextLengthExceeded.code:
+            self.metrics.rejected(exchange.refused)
+        elif exchange.measured.exceeded == "tenant":
+            self.metrics.rejected("tenant_limit")
+        else:
+            self.metrics.context_rejected(model)
 
     def families(self) -> list[dict[str, Any]]:
         """What each family has cost so far, the most lately seen last."""
@@ -110,7 +119,7 @@ class Telemetry:
             time=exchange.unix_time,
             tenant=exchange.tenant,
             path=exchange.path,
-            model=self._model_of(upstream) or (_asked_model(plan) if plan else ""),
+            model=self._model_of(upstream) or exchange.measured.model or (_asked_model(plan) if plan else ""),
             upstream=upstream,
             stream=exchange.streaming,
             kind=exchange.verdict.kind if exchange.verdict else Kind.UNIQUE,
@@ -119,7 +128,7 @@ class Telemetry:
             slot=lease.slot if lease else None,
             outcome=exchange.outcome,
             status=status,
-            prompt_tokens=usage.prompt_tokens,
+            prompt_tokens=exchange.measured.exact if usage.prompt_tokens is None else usage.prompt_tokens,
             cache_n=usage.cached_tokens,
             prompt_n=usage.evaluated_tokens,
             cache_source=usage.source,
@@ -134,6 +143,7 @@ class Telemetry:
             fork=lease.fork if lease else False,
             relocations=plan.relocations if plan else (),
             first_difference=difference,
+            context_exceeded=bool(exchange.measured.exceeded),
         )
 
     def _explained(self, exchange: Exchange, now: float) -> tuple[MissReason, FirstDifference | None]:

@@ -209,3 +209,4 @@ class RequestRecord:
     fork: bool
     relocations: tuple[Relocation, ...] = ()
     first_difference: FirstDifference | None = None
+    context_exceeded: bool = False

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from prefixproxy.backends import Backend, SlotReading
-from prefixproxy.errors import ProxyError, UpstreamLoading
+from prefixproxy.context import ContextLimits
+from prefixproxy.errors import ProxyError, UpstreamLoading, UpstreamUnavailable
 from prefixproxy.types import UpstreamFacts
 
 FIRST_PAUSE_S = 0.1
@@ -46,6 +47,8 @@ class UpstreamState:
     health: Health = Health.STARTING
     facts: UpstreamFacts | None = None
     failure: str = ""
+    warning: str = ""
+    """What is wrong with an upstream that serves all the same."""
     pause_s: float = FIRST_PAUSE_S
     used_at: float = float("-inf")
     back_by: float = float("-inf")
@@ -82,6 +85,9 @@ class Upkeep:
         self._clock = clock
         self._slots = slots
         self._snapshots = snapshots
+        self.limits = ContextLimits()
+        """What its slots must have; whoever builds it says so before `run`."""
+        self._short = ""
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -136,6 +142,7 @@ class Upkeep:
         self.state.probe_now.clear()
         try:
             facts = self._as_set(await self.state.backend.probe())
+            self._require_context(facts)
         except ProxyError as failure:
             await self._still_down(failure)
         else:
@@ -144,6 +151,17 @@ class Upkeep:
             self.state.pause_s, self.state.back_by = FIRST_PAUSE_S, float("-inf")
             log.info("upstream %s is up: %s, %d slots", facts.name, facts.kind, facts.n_slots)
             self._listener.up(facts)
+
+    def _require_context(self, facts: UpstreamFacts) -> None:
+        """Slots that are too small are told once. Raises UpstreamUnavailable where they must not serve."""
+        short = self.limits.shortfall(facts)
+        if short and short != self._short:
+            log.warning("upstream %s: %s", facts.name, short)
+        self._short = short
+        if short and self.limits.reject:
+            self.state.warning, self.state.back_by = "", float("-inf")
+            raise UpstreamUnavailable(short, retry_after_s=LONGEST_PAUSE_S)
+        self.state.warning = short
 
     async def _still_down(self, failure: ProxyError) -> None:
         self._is_down(failure.message, loading=isinstance(failure, UpstreamLoading))

@@ -29,6 +29,7 @@ EDGES = {
     "events",
     "exchange",
     "gate",
+    "guard",
     "intake",
     "keeping",
     "lease",

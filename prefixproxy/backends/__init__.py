@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from prefixproxy.types import SlotId, UpstreamFacts, Usage
+from prefixproxy.types import Api, SlotId, UpstreamFacts, Usage
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
 
@@ -81,6 +81,11 @@ class Backend(Protocol):
 
     async def tokens(self, path: str, body: Mapping[str, Any]) -> list[int]:
         """The token ids the server would evaluate for `body` sent to `path`."""
+        ...
+
+    async def count_tokens(self, api: Api, body: Mapping[str, Any], sent: bytes) -> int | None:
+        """How many tokens the server makes of a prompt, by its own count; None where it cannot be asked. `sent` is the
+        body as it will go out."""
         ...
 
     async def warm(self, slot: SlotId, tokens: Sequence[int]) -> WarmCost:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
+import orjson
+
 from prefixproxy.backends import CopyResult, SlotReading, WarmCost
 from prefixproxy.backends.http import HttpUpstream
 from prefixproxy.errors import UpstreamFailed, UpstreamUnavailable
@@ -18,6 +20,11 @@ from prefixproxy.usage import usage_from
 
 _REFUSED_NAME = "no/such.bin"
 _NOT_SUPPORTED = 501
+_COUNTING = {
+    Api.CHAT: "/v1/chat/completions/input_tokens",
+    Api.RESPONSES: "/v1/responses/input_tokens",
+    Api.MESSAGES: "/v1/messages/count_tokens",
+}
 PREFILL_TIMEOUT_S = 3600.0
 
 
@@ -73,6 +80,20 @@ class LlamaServer(HttpUpstream):
         asked = {"content": rendered["prompt"], "add_special": True, "parse_special": True}
         answer = await self.call("POST", "/tokenize", asked)
         return list(answer["tokens"])
+
+    async def count_tokens(self, api: Api, body: Mapping[str, Any], sent: bytes) -> int | None:
+        """The server's counting endpoints render and tokenize as the real ones do; older servers have none, there a
+        chat is rendered and tokenized in two steps. Raw prompts are tokenized as they are."""
+        if api in _COUNTING:
+            try:
+                return int((await self.call("POST", _COUNTING[api], orjson.Fragment(sent)))["input_tokens"])
+            except UpstreamFailed:
+                return len(await self.tokens("", orjson.loads(sent))) if api is Api.CHAT else None
+        prompt = body.get("prompt")
+        if api in (Api.COMPLETION, Api.COMPLETIONS) and isinstance(prompt, str):
+            asked = {"content": prompt, "add_special": True, "parse_special": True}
+            return len((await self.call("POST", "/tokenize", asked))["tokens"])
+        return None
 
     async def warm(self, slot: SlotId, tokens: Sequence[int]) -> WarmCost:
         """`n_predict: 0` samples one token and drops it: the slot then holds exactly `tokens`

@@ -35,7 +35,7 @@ RECORD = dataclasses.replace(
 CONTRACT = (
     "id, time, tenant, path, model, upstream, stream, kind, family, lane, slot, outcome, status, prompt_tokens, "
     "cache_n, prompt_n, cache_source, expected_cached, miss_reason, queue_ms, overhead_ms, ttft_ms, total_ms, "
-    "predicted_n, prompt_ms, fork, relocations, first_difference"
+    "predicted_n, prompt_ms, fork, relocations, first_difference, context_exceeded"
 ).split(", ")
 
 
