@@ -15,11 +15,11 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet --constraint requirements.lock
 
-.PHONY: help demo test check bench docs format lock clean
+.PHONY: help demo test check bench bench-fanout docs format lock clean
 .DEFAULT_GOAL := help
 
 help: ## what each target does
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
 
 demo: $(VENV)/.run ## embedded engine + proxy: five lanes at once, straight and through the proxy
 	$(BIN)/prefixproxy demo $(ARGS)
@@ -35,6 +35,9 @@ check: $(VENV)/.dev ## format, lint, types, all tests: what has to pass before a
 
 bench: $(VENV)/.test ## what the proxy adds per request and per stream, against a stub upstream
 	$(BIN)/python -m tests.bench.overhead $(ARGS)
+
+bench-fanout: $(VENV)/.test ## tokens evaluated over the least possible, beside stock llama-server; ARGS="--tiny" is fast
+	PYTHONPATH=tests $(BIN)/python -m tests.bench.fanout $(ARGS)
 
 docs: $(VENV)/.test ## write the generated pages under docs/reference and the Grafana dashboards
 	$(BIN)/python scripts/reference.py

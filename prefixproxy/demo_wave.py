@@ -103,7 +103,7 @@ async def run_wave(wave: Wave, url: str, engine_url: str, bodies: Sequence[Mappi
         wave.started = time.monotonic()
         async with asyncio.TaskGroup() as group:
             for lane, body in zip(wave.lanes, bodies, strict=True):
-                group.create_task(_run_lane(client, lane, body, lambda lane: tell(wave, lane)))
+                group.create_task(run_lane(client, lane, body, lambda lane: tell(wave, lane)))
         wave.wall_s = time.monotonic() - wave.started
     finally:
         await client.close()
@@ -125,9 +125,10 @@ async def evaluated_total(engine_url: str) -> int | None:
     return int(found[1]) if found else None
 
 
-async def _run_lane(
+async def run_lane(
     client: HttpUpstream, lane: LaneRun, body: Mapping[str, Any], tell: Callable[[LaneRun], None]
 ) -> None:
+    """Send one lane's body and note what comes back; a failure is noted in the lane."""
     started = time.monotonic()
     payload = orjson.dumps(body)
     headers = [*_HEADERS, (b"content-length", str(len(payload)).encode())]

@@ -239,14 +239,15 @@ class Placement:
     def _under_way(self, ticket: Ticket, server: Server, cached: int) -> Hold | None:
         """4. Somebody is gathered for, warming, saving or prefilling more of it than any slot or snapshot has."""
 
-        def more(chain: PrefixChain) -> bool:
-            return self._worth(server, tokens_of(ticket, ticket.chain.common_blocks(chain)) - cached)
+        def more(chain: PrefixChain) -> int:
+            return tokens_of(ticket, ticket.chain.common_blocks(chain)) - cached
 
         for gathering in server.roots.gatherings:
-            if self.now < gathering.until and more(gathering.chain):
+            if self.now < gathering.until and self._worth(server, more(gathering.chain)):
                 return Hold(HoldReason.GATHERING, gathering.until)
         for root in server.roots.running():
-            if more(root.chain):
+            # its prefill is paid already, so it need not be worth a warm-up: it only has to take longer than the copy
+            if more(root.chain) > server.rate(self.policy) * server.slots.rates.restore_s(root.n_bytes):
                 return Hold(HoldReason.WARMING, root.until)
         for slot in server.slots.in_state(SlotState.LEASED):
             until = slot.since + self.policy.max_warm_s

@@ -52,6 +52,19 @@ def test_a_fan_out_evaluates_its_root_once(n: int, gap_s: float) -> None:
     assert server.evaluated == least(wave)
 
 
+@pytest.mark.parametrize("gap_s", [0.0, 0.05])
+def test_a_root_that_is_fast_to_evaluate_is_still_waited_for_while_it_is_saved(gap_s: float) -> None:
+    server, wave = SimServer(facts(), rate=17_000.0), lanes(5)
+    play(server, wave, gap_s)
+    assert server.evaluated == least(wave)
+
+
+def test_a_save_that_takes_longer_than_the_prefill_is_not_waited_for() -> None:
+    server, wave = SimServer(facts(), rate=100_000.0), lanes(4)
+    play(server, wave)
+    assert [one.grant.fork for one in wave if one.grant] == [False] * 4
+
+
 def test_two_fan_outs_at_once_evaluate_each_root_once() -> None:
     server = SimServer(facts())
     wave = [one for pair in zip(lanes(6), lanes(6, OTHER), strict=True) for one in pair]
