@@ -12,6 +12,7 @@ import typer
 
 from prefixproxy import __version__
 from prefixproxy.errors import UsageError
+from prefixproxy.logs import logging_to
 from prefixproxy.settings import Settings, load_settings, upstream_values
 
 app = typer.Typer(
@@ -74,7 +75,7 @@ def serve(
     """Run the proxy in front of --upstream URL, or of the embedded engine with --model FILE (or the bundled model)."""
     from prefixproxy.serving import run
 
-    log_to_stderr(log_level)
+    level = log_level_of(log_level)
     if upstream and model:
         raise UsageError("--upstream and --model exclude each other: name a running server, or a model to run")
     settings = settings_of(
@@ -89,7 +90,8 @@ def serve(
         },
         embedded=model is not None,
     )
-    run(settings, lambda url: typer.echo(f"prefixproxy {__version__} listens on {url}", err=True))
+    with logging_to(sys.stderr.fileno(), level):
+        run(settings, lambda url: typer.echo(f"prefixproxy {__version__} listens on {url}", err=True))
 
 
 @app.command()
@@ -148,14 +150,14 @@ def settings_of(config: Path | None, overrides: dict[str, Any], *, embedded: boo
     return load_settings(config, overrides, os.environ)
 
 
-def log_to_stderr(level: str) -> None:
-    """One line per event. Raises UsageError for an unknown level."""
-    number = logging.getLevelNamesMapping().get(level.upper())
+def log_level_of(name: str) -> int:
+    """The level called `name`; libraries that tell every step are kept to their warnings. Raises UsageError."""
+    number = logging.getLevelNamesMapping().get(name.upper())
     if number is None:
-        raise UsageError(f"--log-level: {level!r} is none of debug, info, warning, error")
-    logging.basicConfig(stream=sys.stderr, level=number, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        raise UsageError(f"--log-level: {name!r} is none of debug, info, warning, error")
     for noisy in ("asyncio", "httpx", "uvicorn.error"):
         logging.getLogger(noisy).setLevel(max(number, logging.WARNING))
+    return number
 
 
 def main() -> None:

@@ -34,6 +34,7 @@ EDGES = {
     "keeping",
     "lease",
     "lint",
+    "logs",
     "metrics",
     "passthrough",
     "relay",

@@ -73,6 +73,18 @@ def serve(*arguments: object, cwd: Path) -> Iterator[Served]:
             reader.join()
 
 
+@contextmanager
+def stub_process() -> Iterator[str]:
+    """The stub upstream in a process of its own; its URL."""
+    stub_file = Path(__file__).parents[1] / "stub_upstream.py"
+    with subprocess.Popen([sys.executable, str(stub_file)], stdout=subprocess.PIPE, text=True) as stub:
+        assert stub.stdout is not None
+        try:
+            yield stub.stdout.readline().strip()
+        finally:
+            stub.terminate()
+
+
 def until_ready(client: httpx.Client) -> None:
     """Until the model is loaded; the proxy answers /readyz with 503 before."""
     status = 503
@@ -117,27 +129,38 @@ def test_a_request_that_comes_while_the_model_loads_waits_for_it(tiny_model: Pat
         assert client.post("/v1/chat/completions", json=CHAT).status_code == 200
 
 
+def test_nobody_has_to_read_the_log(tmp_path: Path) -> None:
+    """A pipe holds 64 KB: a proxy that waited for its reader would answer about seventy requests and no more."""
+    env = {**ENVIRONMENT, "PYTHONPATH": str(Path(__file__).parents[2])}
+    with stub_process() as upstream:
+        command = [*COMMAND, "serve", "--port", "0", "--upstream", upstream]
+        with subprocess.Popen(command, cwd=tmp_path, env=env, stderr=subprocess.PIPE) as process:
+            assert process.stderr is not None
+            found = re.search(rb"listens on (http://\S+)", process.stderr.readline())
+            assert found is not None
+            with httpx.Client(base_url=found[1].decode(), timeout=30) as client:
+                until_ready(client)
+                answers = [client.post("/v1/chat/completions", json=CHAT).status_code for _ in range(200)]
+            process.terminate()
+            assert process.wait(PATIENCE_S) == 0
+    assert answers == [200] * 200
+
+
 def test_a_stream_that_runs_is_ended_before_the_process_ends(tmp_path: Path) -> None:
     """SIGTERM lets a running answer finish."""
-    stub_file = Path(__file__).parents[1] / "stub_upstream.py"
-    with subprocess.Popen([sys.executable, str(stub_file)], stdout=subprocess.PIPE, text=True) as stub:
-        assert stub.stdout is not None
-        try:
-            upstream = stub.stdout.readline().strip()
-            with (
-                serve("--upstream", upstream, cwd=tmp_path) as served,
-                httpx.Client(base_url=served.url, timeout=60) as client,
-            ):
-                until_ready(client)
-                body = {**CHAT, "stream": True, "max_tokens": 2000}
-                with client.stream("POST", "/v1/chat/completions", json=body) as answer:
-                    chunks = answer.iter_raw()
-                    got = next(chunks)
-                    served.process.send_signal(signal.SIGTERM)
-                    got += b"".join(chunks)
-                assert served.process.wait(PATIENCE_S) == 0
-        finally:
-            stub.terminate()
+    with (
+        stub_process() as upstream,
+        serve("--upstream", upstream, cwd=tmp_path) as served,
+        httpx.Client(base_url=served.url, timeout=60) as client,
+    ):
+        until_ready(client)
+        body = {**CHAT, "stream": True, "max_tokens": 2000}
+        with client.stream("POST", "/v1/chat/completions", json=body) as answer:
+            chunks = answer.iter_raw()
+            got = next(chunks)
+            served.process.send_signal(signal.SIGTERM)
+            got += b"".join(chunks)
+        assert served.process.wait(PATIENCE_S) == 0
     assert got.count(b'"Fine."') == 2000
     assert got.endswith(b"data: [DONE]\n\n")
 
