@@ -160,7 +160,7 @@ class _Entrance:
 
 def _backends(settings: Settings, engine: Engine | None) -> list[tuple[Backend, int, bool]]:
     if engine is not None:
-        return [(LlamaServer(EMBEDDED, engine.url, build=lambda: engine.build), 0, True)]
+        return [(LlamaServer(EMBEDDED, engine.url, build=lambda: engine.build, shared=False), 0, True)]
     for upstream in settings.upstreams:
         if upstream.kind not in ("auto", "llama-server"):
             raise UsageError(f"upstreams.{upstream.name}.kind: {upstream.kind} is not supported yet")

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
+from itertools import chain, repeat
 from typing import assert_never
 
 from prefixproxy.backends import Backend, SlotReading
@@ -41,7 +42,8 @@ from prefixproxy.types import SlotId, TicketId, UpstreamFacts
 from prefixproxy.upkeep import LOADING_GRACE_S, Health, Listener, Upkeep, UpstreamState
 from prefixproxy.warming import Rendering, root_tokens
 
-LOCATE_EVERY_S = 0.03
+LOCATE_PAUSES_S = (0.003, 0.006, 0.012, 0.03)
+"""Before each look for an unpinned request; the last one again and again. A short answer is over in milliseconds."""
 ASSUMED_BYTES_PER_TOKEN = 4.0
 RATE_WEIGHT = 0.2
 SHORTEST_TICK_S = 0.001
@@ -338,8 +340,9 @@ class Dispatcher:
 
     async def _locate(self, lease: Lease) -> None:
         """Finds the slot that the server gave to an unpinned request: the busy one that is nobody else's."""
+        pauses = chain(LOCATE_PAUSES_S, repeat(LOCATE_PAUSES_S[-1]))
         while self._leases.get(lease.ticket.id) is lease and lease.slot is None:
-            await asyncio.sleep(LOCATE_EVERY_S)
+            await asyncio.sleep(next(pauses))
             asked_at = self._clock()
             try:
                 reading = await lease.backend.slots()

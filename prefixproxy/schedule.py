@@ -30,7 +30,7 @@ from prefixproxy.schedule_plan import (
     Server,
     Spread,
     WarmFirst,
-    any_idle,
+    any_open,
     busy,
     release_promise,
     serving_servers,
@@ -273,7 +273,7 @@ class Scheduler:
         if not len(self._queue):
             for server in self._servers.values():
                 effects += work.rewarm(server, self._policy, now)
-        return [*effects, *polls(self._servers.values(), self._policy, now)]
+        return [*effects, *polls(self._servers.values(), self._policy, now, len(self._queue))]
 
     def _expire(self, now: float) -> list[Effect]:
         servers = list(self._servers.values())
@@ -301,7 +301,7 @@ class Scheduler:
         place = Placement(servers, line, self._queue.counts, self._policy, now, busy(servers, len(self._running)))
         for place.yielding in (True, False):
             place.bound_for.clear()
-            state, idle = state_of(servers, self._policy, now), any_idle(servers)
+            state, idle = state_of(servers, self._policy, now), any_open(servers)
             for waiting in line:
                 if self._queue.get(waiting.ticket.id) is not waiting or waiting.stands(state, now):
                     continue
@@ -312,7 +312,7 @@ class Scheduler:
                 effects += found
                 if found:
                     place.changed()
-                    state, idle = state_of(servers, self._policy, now), any_idle(servers)
+                    state, idle = state_of(servers, self._policy, now), any_open(servers)
                 waiting.decided = state
             if not any(waiting.hold is HoldReason.OVERTAKEN for waiting in self._queue):
                 break
@@ -382,7 +382,7 @@ class Scheduler:
         else:
             idle = [slot for slot in server.slots.slots if slot.idle]
             running = lease(server, ticket, idle[: where.need], False, now)
-        return self._go(place, running, Reason.SEVERAL_SEQUENCES)
+        return self._go(place, running, Reason.SEVERAL_SEQUENCES if where.need > 1 else Reason.FOREIGN)
 
     def _go(self, place: Placement, running: Running, reason: Reason, slot: SlotId | None = None) -> list[Effect]:
         ticket = running.ticket

@@ -29,9 +29,9 @@ def look(
     slots = server.slots
     if asked < slots.looked_at:
         return
-    slots.looked_at = asked
+    slots.looked_at, slots.seen_at = asked, now
     fresh = [(slot, seen[slot.id.slot]) for slot in slots.slots if slot.id.slot in seen and asked > slot.since]
-    strangers = [slot for slot, row in fresh if row.busy and slot.idle]
+    strangers = [slot for slot, row in fresh if row.busy and (slot.idle or slot.ended)]
     for slot, row in fresh:
         match slot.state, row.busy:
             case ((SlotState.LEASED | SlotState.RESERVED | SlotState.DRAINING), True) if not slot.started:
@@ -62,7 +62,8 @@ def _unexplained(
         ours.settle_in(strangers, now)
         return ()
     settling.seen_busy.update(slot.id for slot in strangers)
-    taken = [*strangers, *server.slots.in_state(SlotState.FOREIGN, SlotState.DRAINING)]
+    draining = server.slots.in_state(SlotState.FOREIGN, SlotState.DRAINING)
+    taken = [*strangers, *(slot for slot in draining if slot not in strangers)]
     if started and len(taken) >= settling.need:
         # it is in one of these: every slot that is idle now is safe, and none of these proves a foreign request
         server.slots.settling = None
@@ -74,10 +75,11 @@ def _unexplained(
     return strangers if len(strangers) > settling.need else ()
 
 
-def polls(servers: Iterable[Server], policy: Policy, now: float) -> Iterator[Poll]:
+def polls(servers: Iterable[Server], policy: Policy, now: float, waiting: int) -> Iterator[Poll]:
     """A look for each upstream where something is unresolved, not too often."""
     for server in servers:
         slots = server.slots
+        slots.wanted = waiting > 0
         due = poll_at(slots, policy, now)
         if due is not None and (slots.poll_soon or due <= now):
             slots.polled_at, slots.poll_soon = now, False
@@ -91,6 +93,10 @@ def poll_at(slots: Upstream, policy: Policy, now: float) -> float | None:
     doubtful = any(slot.doubt is not None or slot.state is SlotState.DRAINING for slot in slots.slots)
     if slots.poll_soon or slots.settling is not None or slots.confirm or doubtful:
         return slots.polled_at + policy.poll_s
+    if slots.wanted and slots.stale(now) and not slots.full:
+        return now if slots.polled_at <= slots.seen_at else slots.polled_at + policy.poll_s
+    if slots.facts.shared and any(slots.in_state(SlotState.LEASED)):
+        return slots.polled_at + SLOW_POLL_S
     if now < slots.foreign_until or any(slots.in_state(SlotState.FOREIGN)):
         return slots.polled_at + SLOW_POLL_S
     return None

@@ -87,6 +87,8 @@ class Placement:
     def _closed(self, server: Server) -> HoldReason | None:
         if server.slots.choosing(self.now):
             return HoldReason.SETTLING
+        if server.slots.stale(self.now) and not server.slots.unpinned_because(self.now):
+            return HoldReason.LOOKING
         return self.closed.get(server.slots.name)
 
     def _worth(self, server: Server, tokens: float) -> bool:
@@ -207,8 +209,8 @@ class Placement:
                     best = root, cached
         return best
 
-    def _without_slot(self, ticket: Ticket, serving: Sequence[Server]) -> Hold:
-        """3. Why nothing is free for it."""
+    def _without_slot(self, ticket: Ticket, serving: Sequence[Server]) -> Hold | Spread:
+        """3. Why nothing is free for it. Where others take the slots it queues up behind them, in the server."""
         for server in serving:
             hold = self._prepared(ticket, server)
             if hold is not None:
@@ -217,6 +219,12 @@ class Placement:
             closed = self._closed(server)
             if closed is not None and any(self.usable(ticket, server)):
                 return Hold(closed)
+            if (
+                closed is None
+                and any(server.slots.in_state(SlotState.FOREIGN))
+                and server.slots.pins_confirmed(self.now)
+            ):
+                return Spread(server, 1)
         return Hold(HoldReason.NO_SLOT)
 
     def _prepared(self, ticket: Ticket, server: Server) -> Hold | None:

@@ -83,7 +83,7 @@ class SaveFirst:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Let the server spread `need` sequences over its idle slots."""
+    """Let the server spread `need` sequences over its idle slots, or the first that comes free."""
 
     server: Server
     need: int
@@ -118,11 +118,13 @@ def serving_servers(servers: Sequence[Server], ticket: Ticket) -> list[Server]:
 def state_of(servers: Sequence[Server], policy: Policy, now: float) -> tuple[object, ...]:
     """Equal as long as nothing changed that could let a held ticket go."""
     tables = (server.slots for server in servers)
-    return (policy, *((t.name, t.version, t.unpinned_because(now), t.choosing(now)) for t in tables))
+    return (policy, *((t.name, t.version, t.unpinned_because(now), t.choosing(now), t.stale(now)) for t in tables))
 
 
-def any_idle(servers: Sequence[Server]) -> bool:
-    return any(slot.state is SlotState.IDLE for server in servers for slot in server.slots.slots)
+def any_open(servers: Sequence[Server]) -> bool:
+    """Whether any slot may take a request: an idle one, or in its turn one that others use."""
+    slots = (slot for server in servers for slot in server.slots.slots)
+    return any(slot.state in (SlotState.IDLE, SlotState.FOREIGN) for slot in slots)
 
 
 def busy(servers: Sequence[Server], running: int) -> int:

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 from prefixproxy import schedule_work as work
 from prefixproxy.schedule_plan import Server, shared
+from prefixproxy.schedule_rates import MIN_RATE_TOKENS, mixed
 from prefixproxy.schedule_roots import DELIVERED_SHARE, Root
-from prefixproxy.schedule_slots import MIN_RATE_TOKENS, NOTHING, UNSTARTED_SETTLE_S, Held, Settling, Slot, mixed
+from prefixproxy.schedule_slots import NOTHING, UNSTARTED_SETTLE_S, Held, Settling, Slot
 from prefixproxy.schedule_types import Effect, Finish, Ticket
 from prefixproxy.types import SlotState
 
@@ -125,7 +126,9 @@ def end(running: Running, finish: Finish, now: float) -> None:
         elif finish.confirmed_idle:
             slots.hold(slot, slot.before if not slot.started else slot.before.cut(_common(slot), 0))
             slots.poll_soon = slots.observed
-        if finish.confirmed_idle or not slots.observed:
+        if finish.confirmed_idle:
+            slots.release(slot, finish.ok, now)
+        elif not slots.observed:
             slots.free(slot, now)
         else:
             slots.drain(slot, now)

@@ -20,9 +20,9 @@ from enum import StrEnum
 from math import exp2, inf
 
 from prefixproxy.prefix import PrefixChain, bytes_of
+from prefixproxy.schedule_rates import Rates
 from prefixproxy.types import RootId, SlotId, SlotState, TicketId, UpstreamFacts
 
-EWMA_WEIGHT = 0.3
 REUSE_CHANCE = 0.5
 """How likely what a slot holds is asked for again, right after it was used."""
 REUSE_HALF_LIFE_S = 300.0
@@ -32,14 +32,11 @@ only this long after."""
 UNPROVEN_SHARE = 0.5
 """What is hoped to stay of a prefix while the first slot that forgets a tail has not shown it yet."""
 ASSUMED_ANSWER_S = 5.0
-ASSUMED_COPY_S = 0.1
-COPY_CALL_S = 0.002
-"""What a save or restore costs beside its bytes: one small HTTP exchange."""
+WARY_S = 600.0
+"""So long after a foreign request was seen, no slot is pinned to without a look at it first."""
 VALUED_RATE = 1000.0
 """Tokens per second at which what a slot holds is valued at the most: a fast prefill is no reason to throw a
 conversation away, as evaluating it again also holds up whatever decodes beside it."""
-MIN_RATE_TOKENS = 32
-"""Prompts that evaluate fewer tokens say more about overhead than about the prefill rate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,48 +94,12 @@ class PrefixCounts:
 
 
 @dataclass(slots=True)
-class Rates:
-    """What this upstream was measured to do, each an exponentially weighted mean; None until the first sample.
-
-    `truncated_reuse`: the share of an expected prefix that was really reused where a slot had to forget a tail
-    first. 1 for plain attention; recurrent and sliding-window models cannot roll back.
-    """
-
-    prefill: float | None = None
-    answer_s: float | None = None
-    service_s: float | None = None
-    bytes_per_token: float | None = None
-    restore_s_per_byte: float | None = None
-    truncated_reuse: float | None = None
-
-    def learn_prefill(self, tokens: int, seconds: float) -> None:
-        if tokens >= MIN_RATE_TOKENS and seconds > 0:
-            self.prefill = mixed(self.prefill, tokens / seconds)
-
-    def restore_s(self, n_bytes: int) -> float:
-        """Expected seconds of one restore."""
-        if self.restore_s_per_byte is None:
-            return ASSUMED_COPY_S
-        return COPY_CALL_S + self.restore_s_per_byte * n_bytes
-
-    def learn_save(self, n_bytes: int, seconds: float) -> None:
-        """Reading a file back takes no longer than writing it did: the best guess until one was read."""
-        if self.restore_s_per_byte is None and n_bytes > 0 and seconds > 0:
-            self.restore_s_per_byte = seconds / n_bytes
-
-
-def mixed(mean: float | None, sample: float, weight: float = EWMA_WEIGHT) -> float:
-    """The mean with one more sample in it."""
-    return sample if mean is None else mean + weight * (sample - mean)
-
-
-@dataclass(slots=True)
 class Slot:
     """One row. `since`: when `state` last changed. `before`: what it held before the request that runs.
     `doubt`: what it holds if it is the slot an unpinned request took unseen. `uncached`: tokens its request was
     expected to evaluate. `promised`: the ticket it was restored or warmed for. `source`: the root that was restored
     into it, `warmed`: one was warmed in it, and nothing ran since. `until`: when the warm-up, save or
-    restore in it counts as failed."""
+    restore in it counts as failed. `ended`: its request ended by itself, so whatever keeps it busy is not ours."""
 
     id: SlotId
     state: SlotState
@@ -160,6 +121,7 @@ class Slot:
     work: Work | None = None
     root: RootId | None = None
     until: float = inf
+    ended: bool = False
 
     @property
     def idle(self) -> bool:
@@ -183,7 +145,8 @@ class Upstream:
     `evicted`: something was overwritten since it came up, so a prefix that is in no slot may be in the server's own RAM
     cache. `haunted_until`: an unpinned request we gave up may still be on its way to any slot. `trying`: the running
     request that shows whether slots can forget a tail. `confirm`: an unpinned request waits until our pins were seen to
-    have started. `looked_at`: when the newest look that was heeded was asked for; `polled_at`: when we asked for one.
+    have started. `foreign_at`: when a foreign request was seen last. `looked_at`: when the newest look that was heeded
+    was asked for, `seen_at`: when its answer came; `polled_at`: when we asked for one. `wanted`: tickets wait.
     `version` grows with every change that may matter to who waits.
     """
 
@@ -194,11 +157,14 @@ class Upstream:
     counts: PrefixCounts = field(default_factory=PrefixCounts)
     settling: Settling | None = None
     foreign_until: float = -inf
+    foreign_at: float = -inf
     evicted: bool = False
     trying: TicketId | None = None
     confirm: bool = False
     haunted_until: float = -inf
     looked_at: float = -inf
+    seen_at: float = -inf
+    wanted: bool = False
     polled_at: float = -inf
     poll_soon: bool = False
     version: int = 0
@@ -284,13 +250,36 @@ class Upstream:
         slot.last_used = now
         self._move(slot, SlotState.IDLE, now)
 
+    def release(self, slot: Slot, ok: bool, now: float) -> None:
+        """Its request ended by itself. Where somebody else's may have waited in the server for a slot to come free, it
+        has this one now (server-queue.cpp pop_deferred_task): the slot is free once seen to be."""
+        if not self.observed or not self.facts.shared or not (self.wary(now) or self.full or self.wanted):
+            self.free(slot, now)
+            return
+        slot.doubt = slot.held if ok else None
+        self.drain(slot, now)
+        slot.started = slot.ended = True
+
+    @property
+    def full(self) -> bool:
+        """Whether no slot is free."""
+        return not any(slot.idle for slot in self.slots)
+
+    def wary(self, now: float) -> bool:
+        """Whether others were seen to use this upstream not long ago."""
+        return self.facts.shared and now < self.foreign_at + WARY_S
+
+    def stale(self, now: float) -> bool:
+        """Whether a look is needed before anything is pinned here."""
+        return self.observed and self.wary(now) and self.seen_at < now
+
     def drain(self, slot: Slot, now: float) -> None:
         slot.ticket, slot.work, slot.root, slot.until, slot.promised = None, None, None, inf, None
         self.poll_soon = True
         self._move(slot, SlotState.DRAINING, now)
 
     def foreign(self, slot: Slot, now: float, quiet_s: float) -> None:
-        self.foreign_until = now + quiet_s
+        self.foreign_until, self.foreign_at = now + quiet_s, now
         if slot.state is not SlotState.FOREIGN:
             self.forget(slot)
             slot.promised, slot.started = None, True
@@ -364,7 +353,7 @@ class Upstream:
 
     def _move(self, slot: Slot, state: SlotState, now: float) -> None:
         self.version += 1
-        slot.state, slot.since, slot.turn = state, now, self.version
+        slot.state, slot.since, slot.turn, slot.ended = state, now, self.version, False
 
     def _note_eviction(self, slot: Slot, held: Held) -> None:
         if slot.held.tokens and not held.chain.extends(slot.held.chain):

@@ -45,6 +45,7 @@ class HoldReason(StrEnum):
     SLOT_WAIT = "slot_wait"  # the busy slot that holds its prefix is cheaper than evaluating it elsewhere
     OVERTAKEN = "overtaken"  # the only idle slot holds the prefix of a later ticket, which goes first
     SETTLING = "settling"  # the server is choosing a slot for an unpinned request; a pin could hit it
+    LOOKING = "looking"  # others use this upstream too: its slots are looked at before one is pinned to
     UNCONFIRMED_PINS = "unconfirmed_pins"  # unpinned itself: pins under way have not been seen to start yet
 
 

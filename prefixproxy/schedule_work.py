@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from prefixproxy.schedule_plan import SaveFirst, Server, WarmFirst, tokens_of
+from prefixproxy.schedule_rates import mixed
 from prefixproxy.schedule_roots import RETRY_S, Root, RootState
-from prefixproxy.schedule_slots import Held, Slot, Work, mixed
+from prefixproxy.schedule_slots import Held, Slot, Work
 from prefixproxy.schedule_types import Drop, Effect, Policy, Restore, Save, Warm, WarmResult
 from prefixproxy.types import RootId, SlotId, SlotState, TicketId
 

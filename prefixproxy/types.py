@@ -175,6 +175,8 @@ class UpstreamFacts:
     build: str = ""
     capabilities: Capabilities = field(default_factory=Capabilities)
     multimodal: bool = False
+    shared: bool = False
+    """Others may send it requests behind our back."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ FULL = Capabilities(pin=True, observe=True, snapshot=True, warm=True, reports_ca
 PIN = Capabilities(pin=True, observe=True, reports_cached=True)
 COUNTED = Capabilities(reports_cached=True)
 FACTS = {
-    "full": UpstreamFacts("full", "llama-server", 3, model="m", capabilities=FULL),
+    "full": UpstreamFacts("full", "llama-server", 3, model="m", capabilities=FULL, shared=True),
     "pin": UpstreamFacts("pin", "llama-server", 2, model="m", models=("pin-model",), capabilities=PIN),
     "counted": UpstreamFacts("counted", "ollama", 2, models=("counted-model",), capabilities=COUNTED),
 }
@@ -75,7 +75,9 @@ class World:
         self.up: set[str] = set()
         self.sent: list[Sent] = []
         self.foreign: dict[SlotId, bool] = {}
-        """Slots busy with somebody else's request, and whether a look has shown it."""
+        """Slots busy with somebody else's request, and whether that can be known."""
+        self.strangers: dict[str, int] = {}
+        """How many of somebody else's requests wait in a server for a slot to come free."""
         self.content: dict[SlotId, int] = {}
         self.looks: list[Look] = []
         self.asked: set[str] = set()
@@ -116,6 +118,13 @@ class World:
             for slot in sent.slots:
                 self.content[SlotId(sent.upstream, slot)] = self.tickets[sent.ticket].n_tokens // 2
 
+    def freed(self, sent: Sent) -> None:
+        """A slot that comes free goes to whoever waits in the server, at once."""
+        for slot in sent.slots:
+            if self.strangers.get(sent.upstream):
+                self.strangers[sent.upstream] -= 1
+                self.foreign[SlotId(sent.upstream, slot)], self.content[SlotId(sent.upstream, slot)] = True, 77
+
     def end(self, sent: Sent, ok: bool = True, cached: int | None = None) -> None:
         """The server's last word; told twice, as the second must be ignored (S4)."""
         assert sent.ticket is not None
@@ -124,6 +133,7 @@ class World:
         self.state[sent.ticket] = "done"
         for slot in sent.slots:
             self.content[SlotId(sent.upstream, slot)] = ticket.n_tokens + 9
+        self.freed(sent)
         evaluated = None if cached is None else max(1, ticket.n_tokens - cached)
         finish = Finish(ok, cached, evaluated, 10, 1.0)
         self.do(self.s.finished(sent.ticket, finish, self.now))
@@ -147,6 +157,7 @@ class World:
         """The usual next thing that happens to a request."""
         if sent.abandoned and sent.arrived:
             self.sent.remove(sent)
+            self.freed(sent)
         elif not sent.arrived:
             self.reach(sent)
         elif sent.ticket:
@@ -178,6 +189,7 @@ class World:
         lost = [s.ticket for s in self.sent if s.upstream == name and s.ticket and not s.abandoned]
         self.state.update(dict.fromkeys(lost, "done"))
         self.sent = [s for s in self.sent if s.upstream != name]
+        self.strangers.pop(name, None)
         self.foreign = {slot: seen for slot, seen in self.foreign.items() if slot.upstream != name}
         self.content = {slot: n for slot, n in self.content.items() if slot.upstream != name}
         self.looks = [look for look in self.looks if look.upstream != name]
@@ -264,6 +276,7 @@ class World:
     def play_out(self) -> None:
         """Given servers that answer, everything comes to an end by itself."""
         self.foreign.clear()
+        self.strangers.clear()
         for turn in range(500):
             if not self.those("waiting") and not self.sent and self.all_idle():
                 return

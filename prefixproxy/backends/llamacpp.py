@@ -30,10 +30,13 @@ PREFILL_TIMEOUT_S = 3600.0
 
 class LlamaServer(HttpUpstream):
     """A `Backend` over a running llama-server. `build` tells what it was built from where its own answer does not: a
-    build from source says "b0-unknown"."""
+    build from source says "b0-unknown". `shared`: whether anybody else may know its address."""
 
-    def __init__(self, name: str, url: str, api_key: str = "", build: Callable[[], str] | None = None) -> None:
+    def __init__(
+        self, name: str, url: str, api_key: str = "", build: Callable[[], str] | None = None, *, shared: bool = True
+    ) -> None:
         super().__init__(name, url, api_key)
+        self._shared = shared
         self._build = build
 
     async def probe(self) -> UpstreamFacts:
@@ -61,6 +64,7 @@ class LlamaServer(HttpUpstream):
                 template=True,
             ),
             multimodal=any(modalities.values()) if isinstance(modalities, dict) else False,
+            shared=self._shared,
         )
 
     async def health(self) -> None:

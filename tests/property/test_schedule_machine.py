@@ -203,6 +203,14 @@ class Machine(RuleBasedStateMachine):
             self.w.foreign[slot], self.w.content[slot] = False, 77
             self.w.look_now(name)
 
+    @precondition(lambda self: "full" in self.w.up)
+    @rule()
+    def stranger_waits(self) -> None:
+        """Somebody else's request finds every slot taken and waits in the server."""
+        slots = [SlotId("full", i) for i in range(FACTS["full"].n_slots)]
+        if all(self.w.busy(slot) for slot in slots) and not any(sent.pin is None for sent in self.w.sent):
+            self.w.strangers["full"] = self.w.strangers.get("full", 0) + 1
+
     # what happens rarely
 
     @rule(data=st.data(), what=st.sampled_from(UPSETS))
@@ -291,6 +299,7 @@ class Machine(RuleBasedStateMachine):
             HoldReason.GATHERING: waiting.until,
             HoldReason.CONCURRENCY: self.w.policy.max_concurrency,
             HoldReason.SETTLING: choosing,
+            HoldReason.LOOKING: any(FACTS[name].shared for name in served),
             HoldReason.NO_UPSTREAM: not served,
             HoldReason.UNCONFIRMED_PINS: states - {SlotState.IDLE},
             HoldReason.CLIENT_SLOT: states - {SlotState.IDLE},
@@ -343,6 +352,10 @@ def ignores_foreign_requests(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Upstream, "foreign", lambda slots, slot, now, quiet_s: None)
 
 
+def frees_what_others_wait_for(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Upstream, "release", lambda slots, slot, ok, now: slots.free(slot, now))
+
+
 def reserves_nothing(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Upstream, "reserve", lambda slots, slot, kind, root, until, now: None)
 
@@ -386,6 +399,7 @@ SOON_CAUGHT: list[Plant] = [
     pins_beside_unpinned,
     unpinned_beside_pins,
     ignores_foreign_requests,
+    frees_what_others_wait_for,
     stops_at_the_first_held,
     forgets_to_place_after_a_finish,
     keeps_the_cancelled,

@@ -1,0 +1,140 @@
+"""Load with everything that goes wrong: clients that leave at any moment, and others who use the server directly.
+
+Whether an answer was computed from its own context is read from its log-probabilities. Those of a model whose attention
+reaches back over its whole prompt depend on every token of it; batching moves them by thousandths, another context by
+much more. So each answer has to equal the one of the same request run alone with nothing cached, up to ties.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from random import Random
+from typing import Any
+
+import httpx
+import orjson
+
+AT_ONCE = 24
+N_ROOTS = 5
+NOISE = 0.03
+"""How far batching and reuse move a log-probability; 0.005 was the most seen."""
+
+Answer = Sequence[tuple[str, Mapping[str, float]]]
+"""Each token with the log-probabilities of the likeliest."""
+
+
+class Way(StrEnum):
+    """What its client does with a request."""
+
+    JSON = "json"
+    STREAM = "stream"
+    LEAVES_EARLY = "leaves_early"  # while it waits, or before its first token
+    LEAVES_MIDWAY = "leaves_midway"  # after its first bytes
+    DIRECT = "direct"  # not through the proxy
+
+
+@dataclass(frozen=True)
+class Planned:
+    number: int
+    way: Way
+    patience_s: float
+
+
+@dataclass
+class Report:
+    """What came of the requests, by number. `statuses`: of those whose client waited for the end."""
+
+    answers: dict[int, Answer] = field(default_factory=dict)
+    statuses: Counter[int] = field(default_factory=Counter)
+    ways: Counter[Way] = field(default_factory=Counter)
+
+
+def plan(n: int, seed: int) -> list[Planned]:
+    rng = Random(seed)
+    ways = [Way.JSON] * 9 + [Way.STREAM] * 5 + [Way.LEAVES_EARLY] * 3 + [Way.LEAVES_MIDWAY] * 2 + [Way.DIRECT]
+    return [Planned(number, rng.choice(ways), rng.choice([0.002, 0.02, 0.1, 0.4])) for number in range(n)]
+
+
+def body(number: int) -> dict[str, Any]:
+    """Five roots, and a nonce that only this request has."""
+    root = number % N_ROOTS
+    system = f"You are clerk {root} of the archive. " + f"Rule {root}: name the sheet, the scale and the shelf. " * 12
+    user = f"Nonce {number * 7919 % 100003}: what does rule {number % 13} say of sheet {number}?"
+    messages = [{"role": "system", "content": system}, {"role": "user", "content": user}]
+    return {"messages": messages, "max_tokens": 8, "temperature": 0, "logprobs": True, "top_logprobs": 5}
+
+
+def read(choices: Sequence[Mapping[str, Any]]) -> Answer:
+    """The log-probabilities in an answer's choices, or in those of a stream's events."""
+    tokens = [token for choice in choices for token in (choice.get("logprobs") or {}).get("content") or ()]
+    return [(token["token"], {top["token"]: top["logprob"] for top in token["top_logprobs"]}) for token in tokens]
+
+
+def same_context(answer: Answer, control: Answer) -> bool:
+    """Whether both can come of one context: equal up to noise, until a tie sends them apart."""
+    if not answer:
+        return False
+    for (said, ours), (expected, alone) in zip(answer, control, strict=False):
+        if any(abs(ours[token] - alone[token]) > NOISE for token in ours.keys() & alone.keys()):
+            return False
+        if said != expected:
+            return said in alone and alone[expected] - alone[said] <= NOISE
+    return len(answer) == len(control)
+
+
+async def alone(engine: httpx.AsyncClient, numbers: Sequence[int]) -> dict[int, Answer]:
+    """Each request by itself, nothing reused."""
+    answers = {}
+    for number in numbers:
+        answer = await engine.post("/v1/chat/completions", json=body(number) | {"cache_prompt": False})
+        answers[number] = read(answer.json()["choices"])
+    return answers
+
+
+async def run(proxy: httpx.AsyncClient, engine: httpx.AsyncClient, planned: Sequence[Planned]) -> Report:
+    report, gate = Report(), asyncio.Semaphore(AT_ONCE)
+
+    async def one(request: Planned) -> None:
+        async with gate:
+            report.ways[request.way] += 1
+            await _send(engine if request.way is Way.DIRECT else proxy, request, report)
+
+    async with asyncio.TaskGroup() as group:
+        for request in planned:
+            group.create_task(one(request))
+    return report
+
+
+async def _send(client: httpx.AsyncClient, request: Planned, report: Report) -> None:
+    payload = body(request.number)
+    if request.way in (Way.STREAM, Way.LEAVES_MIDWAY):
+        await _stream(client, request, payload | {"stream": True}, report)
+    elif request.way is Way.LEAVES_EARLY:
+        try:
+            async with asyncio.timeout(request.patience_s):
+                await client.post("/v1/chat/completions", json=payload | {"max_tokens": 400})
+        except TimeoutError:
+            return
+    else:
+        answer = await client.post("/v1/chat/completions", json=payload)
+        report.statuses[answer.status_code] += 1
+        report.answers[request.number] = read(answer.json().get("choices", ()))
+
+
+async def _stream(client: httpx.AsyncClient, request: Planned, payload: dict[str, Any], report: Report) -> None:
+    choices: list[Mapping[str, Any]] = []
+    leaves = request.way is Way.LEAVES_MIDWAY
+    if leaves:
+        payload["max_tokens"] = 400
+    async with client.stream("POST", "/v1/chat/completions", json=payload) as answer:
+        async for line in answer.aiter_lines():
+            if line.startswith("data: {"):
+                choices += orjson.loads(line[6:])["choices"]
+                if leaves:
+                    return
+    report.statuses[answer.status_code] += 1
+    report.answers[request.number] = read(choices)
