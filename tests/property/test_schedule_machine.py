@@ -127,6 +127,19 @@ class Machine(RuleBasedStateMachine):
         for sent in list(self.w.sent) if chosen is None else [self.w.sent[chosen]]:
             self.w.step(sent)
 
+    @precondition(lambda self: self.w.sent)
+    @rule()
+    def calm(self) -> None:
+        """The usual next things, until warm-ups and copies are over."""
+        for _ in range(12):
+            if not any(sent.work for sent in self.w.sent) and not self.w.those("waiting"):
+                return
+            for sent in list(self.w.sent):
+                self.w.step(sent)
+            for name in sorted(self.w.asked):
+                self.w.look_now(name)
+            self.w.move_to(self.w.now + 0.03)
+
     @precondition(lambda self: any(not sent.arrived for sent in self.w.sent))
     @rule(data=st.data())
     def reach_server(self, data: st.DataObject) -> None:
@@ -204,11 +217,18 @@ class Machine(RuleBasedStateMachine):
             self.w.look_now(name)
 
     @precondition(lambda self: "full" in self.w.up)
-    @rule()
-    def stranger_waits(self) -> None:
-        """Somebody else's request finds every slot taken and waits in the server."""
-        slots = [SlotId("full", i) for i in range(FACTS["full"].n_slots)]
-        if all(self.w.busy(slot) for slot in slots) and not any(sent.pin is None for sent in self.w.sent):
+    @rule(data=st.data())
+    def stranger_waits(self, data: st.DataObject) -> None:
+        """Every slot is taken, others of ours wait, and somebody else's request waits in the server."""
+        n_slots = FACTS["full"].n_slots
+        tickets = [replace(self.ticket(data.draw), warmable=False, n_seqs=1) for _ in range(n_slots + 1)]
+        for ticket in tickets:
+            self.w.tickets[ticket.id], self.w.state[ticket.id] = ticket, "waiting"
+        self.w.do(self.w.s.submit(tickets, self.w.now))
+        for sent in [sent for sent in self.w.sent if not sent.arrived]:
+            self.w.reach(sent)
+        ours = not any(sent.pin is None for sent in self.w.sent)
+        if ours and all(self.w.busy(SlotId("full", i)) for i in range(n_slots)):
             self.w.strangers["full"] = self.w.strangers.get("full", 0) + 1
 
     # what happens rarely
@@ -399,7 +419,6 @@ SOON_CAUGHT: list[Plant] = [
     pins_beside_unpinned,
     unpinned_beside_pins,
     ignores_foreign_requests,
-    frees_what_others_wait_for,
     stops_at_the_first_held,
     forgets_to_place_after_a_finish,
     keeps_the_cancelled,
@@ -408,6 +427,7 @@ SOON_CAUGHT: list[Plant] = [
 LATER_CAUGHT: list[Plant] = [
     believes_old_looks,
     trusts_the_first_idle_look,
+    frees_what_others_wait_for,
     reserves_nothing,
     waits_for_ever,
     saves_over_a_snapshot,
