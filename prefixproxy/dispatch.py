@@ -149,6 +149,11 @@ class Dispatcher:
         """Whether any upstream is ready to serve."""
         return self._some_up.is_set()
 
+    @property
+    def is_coming(self) -> bool:
+        """Whether one is about to be."""
+        return any(keeper.state.health is Health.LOADING for keeper in self.keepers.values())
+
     def set_policy(self, policy: Policy) -> None:
         """Effective at once, for those that wait too."""
         self._apply(self._scheduler.set_policy(policy, self._clock()))
@@ -226,7 +231,7 @@ class Dispatcher:
         try:
             async with asyncio.timeout(patience_s):
                 while not self._some_up.is_set():
-                    if not any(keeper.state.health is Health.LOADING for keeper in self.keepers.values()):
+                    if not self.is_coming:
                         raise self._unavailable()
                     await self._news.wait()
         except TimeoutError:

@@ -201,7 +201,8 @@ class _Run:
 
     async def _worth_another_try(self, failure: ProxyError) -> bool:
         """No byte has gone to the client. If the upstream that broke off is alive, its connection was stale: once more
-        there. If it is dead, once more where another one is up; else the failure is the answer."""
+        there. If it is dead, once more where another one is up or it comes back by itself; else the failure is the
+        answer."""
         lease = self._exchange.lease
         if lease is None:
             return False
@@ -212,7 +213,7 @@ class _Run:
                 self._dispatcher.lost(lease.backend, gone)
             else:
                 return True
-        return self._dispatcher.is_up
+        return self._dispatcher.is_up or self._dispatcher.is_coming
 
     async def _once(self) -> bool:
         """Wait for a slot and run there; False if the upstream turned out to be loading its model."""

@@ -295,7 +295,7 @@ class Upstream:
             self.hold(slot, left_over(slot, n_tokens))
         else:
             self.check(slot, n_tokens)
-        slot.dirty = n_tokens != 0
+        slot.dirty = bool(n_tokens)  # llama-server shows no count for a slot that never ran anything
         self.free(slot, now)
 
     def check(self, slot: Slot, n_tokens: int | None) -> None:

@@ -77,6 +77,7 @@ async def wired(settings: Settings, engine: EngineSettings | None) -> AsyncItera
     async with Engine(engine, on_event=watch.heard) as running:
         proxy = create_app(settings, engine=running)
         watch.keeper = proxy.parts.dispatcher.keepers[EMBEDDED]
+        watch.keeper.state.restart_s = ENGINE_START_S
         watch.keeper.restarting(ENGINE_START_S)
         yield proxy
 

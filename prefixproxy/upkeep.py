@@ -52,6 +52,8 @@ class UpstreamState:
     pause_s: float = FIRST_PAUSE_S
     used_at: float = float("-inf")
     back_by: float = float("-inf")
+    restart_s: float = 0.0
+    """Its process is started anew whenever it ends, and takes this long at the most; 0: nobody here starts it."""
     back_since: float | None = None
     read_at: float = float("-inf")
     probe_now: asyncio.Event = field(default_factory=asyncio.Event)
@@ -114,6 +116,8 @@ class Upkeep:
 
     def failed(self, why: str) -> None:
         """It was found gone."""
+        if self.state.restart_s:
+            self.state.back_by = self._clock() + self.state.restart_s
         if self.state.health is Health.UP:
             log.warning("upstream %s is lost: %s", self.state.backend.name, why)
             self._listener.lost(self.state.backend.name)
@@ -123,7 +127,7 @@ class Upkeep:
 
     def gone(self, why: str) -> None:
         """Its process has ended for good: no request waits for it any more."""
-        self.state.back_by = float("-inf")
+        self.state.back_by, self.state.restart_s = float("-inf"), 0.0
         self.failed(why)
 
     def read_soon(self) -> None:
