@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain, repeat
 from typing import assert_never
@@ -36,11 +36,11 @@ from prefixproxy.schedule_types import (
     SlotSeen,
     Ticket,
     Warm,
-    WarmResult,
 )
+from prefixproxy.slotwork import SlotWork
 from prefixproxy.types import SlotId, TicketId, UpstreamFacts
 from prefixproxy.upkeep import LOADING_GRACE_S, Health, Listener, Upkeep, UpstreamState
-from prefixproxy.warming import Rendering, root_tokens
+from prefixproxy.warming import Rendering
 
 LOCATE_PAUSES_S = (0.003, 0.006, 0.012, 0.03)
 """Before each look for an unpinned request; the last one again and again. A short answer is over in milliseconds."""
@@ -73,6 +73,7 @@ class Dispatcher:
         """`backends`: each with the user's slot count (0: ask) and whether snapshots are allowed on it."""
         self._scheduler = scheduler
         self._watch = watch
+        self._work = SlotWork(watch, self.lost, self.model_of)
         self._clock = clock
         self._loading_wait_s = loading_wait_s
         self._news = asyncio.Event()
@@ -305,43 +306,18 @@ class Dispatcher:
         entry.granted.set_exception(rejection(reject))
 
     async def _warm(self, effect: Warm, lanes: Sequence[Rendering]) -> None:
-        backend = self.keepers[effect.slot.upstream].state.backend
-        result, usage = WarmResult(ok=False), None
-        with self._reporting(backend, "a warm-up"):
-            cost = await backend.warm(effect.slot, await root_tokens(backend, lanes))
-            usage = cost.usage
-            result = WarmResult(ok=True, n_tokens=cost.n_tokens, seconds=(usage.prompt_ms or 0.0) / 1e3)
-        outcome, model = "ok" if result.ok else "failed", self.model_of(backend.name)
-        self._watch.warmup(backend.name, outcome, model, effect.slot.slot, usage)
+        result = await self._work.warm(self.keepers[effect.slot.upstream].state.backend, effect, lanes)
         self._apply(self._scheduler.warmed(effect.root, result, self._clock()))
 
     async def _save(self, effect: Save) -> None:
-        backend = self.keepers[effect.slot.upstream].state.backend
-        ok, n_bytes, seconds = False, 0, 0.0
-        with self._reporting(backend, "a save"):
-            copied = await backend.save(effect.slot, effect.file)
-            ok, n_bytes, seconds = True, copied.n_bytes, copied.seconds
-        self._apply(self._scheduler.saved(effect.root, ok, n_bytes, seconds, self._clock()))
+        done = await self._work.save(self.keepers[effect.slot.upstream].state.backend, effect)
+        n_bytes, seconds = (0, 0.0) if done is None else (done.n_bytes, done.seconds)
+        self._apply(self._scheduler.saved(effect.root, done is not None, n_bytes, seconds, self._clock()))
 
     async def _restore(self, effect: Restore) -> None:
-        backend = self.keepers[effect.slot.upstream].state.backend
-        ok, seconds = False, 0.0
-        with self._reporting(backend, "a restore"):
-            copied = await backend.restore(effect.slot, effect.file)
-            ok, seconds = True, copied.seconds
-        self._watch.fork(backend.name, "ok" if ok else "failed", seconds)
-        self._apply(self._scheduler.restored(effect.slot, effect.root, ok, seconds, self._clock()))
-
-    @contextmanager
-    def _reporting(self, backend: Backend, what: str) -> Iterator[None]:
-        """A job that fails leaves its report as it stood; the scheduler decides what that means."""
-        try:
-            yield
-        except UpstreamUnavailable as failure:
-            log.warning("%s on %s failed: %s", what, backend.name, failure.message)
-            self.lost(backend, failure)
-        except (ProxyError, KeyError, TypeError, ValueError) as failure:
-            log.warning("%s on %s failed: %s", what, backend.name, failure)
+        done = await self._work.restore(self.keepers[effect.slot.upstream].state.backend, effect)
+        seconds = 0.0 if done is None else done.seconds
+        self._apply(self._scheduler.restored(effect.slot, effect.root, done is not None, seconds, self._clock()))
 
     async def _locate(self, lease: Lease) -> None:
         """Finds the slot that the server gave to an unpinned request: the busy one that is nobody else's."""

@@ -41,6 +41,7 @@ EDGES = {
     "reply",
     "serving",
     "settings*",
+    "slotwork",
     "state",
     "status",
     "telemetry",
@@ -93,7 +94,7 @@ MAY_IMPORT = {
     "metrics": {"labels"},
     "classify": {"misses", "quotes", "sightings", "prefix"},
     "settings": {"settings_errors"},
-    "dispatch": {"backends*", "lease", "prefix", "schedule*", "upkeep", "warming"},
+    "dispatch": {"backends*", "lease", "prefix", "schedule*", "slotwork", "upkeep", "warming"},
 }
 """For these modules, all they may import from the package besides the vocabulary."""
 

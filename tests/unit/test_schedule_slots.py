@@ -6,7 +6,8 @@ import pytest
 from schedule_sim import FULL, NO_SNAPSHOT, UNPINNED, as_bytes, facts, words
 
 from prefixproxy.prefix import chain_of
-from prefixproxy.schedule_slots import NOTHING, Held, Rates, Slot, Upstream, Work, left_over
+from prefixproxy.schedule_rates import Rates
+from prefixproxy.schedule_slots import NOTHING, Held, Slot, Upstream, Work, left_over
 from prefixproxy.types import RootId, SlotState, TicketId
 
 ROOT = words("root", 640)

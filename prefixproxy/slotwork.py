@@ -1,0 +1,62 @@
+"""Warm-ups, saves and restores as calls to a server. One that fails is reported as such, never raised."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from prefixproxy.backends import Backend, CopyResult
+from prefixproxy.errors import ProxyError, UpstreamUnavailable
+from prefixproxy.lease import Watch
+from prefixproxy.schedule_types import Restore, Save, Warm, WarmResult
+from prefixproxy.types import Usage
+from prefixproxy.warming import Rendering, root_tokens
+
+log = logging.getLogger(__name__)
+
+
+class SlotWork:
+    """`lost` is told which server could not be reached."""
+
+    def __init__(
+        self, watch: Watch, lost: Callable[[Backend, ProxyError], None], model_of: Callable[[str], str]
+    ) -> None:
+        self._watch = watch
+        self._lost = lost
+        self._model_of = model_of
+
+    async def warm(self, backend: Backend, effect: Warm, lanes: Sequence[Rendering]) -> WarmResult:
+        result = WarmResult(ok=False)
+        usage: Usage | None = None
+        with self._reporting(backend, "a warm-up"):
+            cost = await backend.warm(effect.slot, await root_tokens(backend, lanes))
+            usage = cost.usage
+            result = WarmResult(ok=True, n_tokens=cost.n_tokens, seconds=(cost.usage.prompt_ms or 0.0) / 1e3)
+        outcome, model = "ok" if result.ok else "failed", self._model_of(backend.name)
+        self._watch.warmup(backend.name, outcome, model, effect.slot.slot, usage)
+        return result
+
+    async def save(self, backend: Backend, effect: Save) -> CopyResult | None:
+        done = None
+        with self._reporting(backend, "a save"):
+            done = await backend.save(effect.slot, effect.file)
+        return done
+
+    async def restore(self, backend: Backend, effect: Restore) -> CopyResult | None:
+        done = None
+        with self._reporting(backend, "a restore"):
+            done = await backend.restore(effect.slot, effect.file)
+        self._watch.fork(backend.name, "failed" if done is None else "ok", 0.0 if done is None else done.seconds)
+        return done
+
+    @contextmanager
+    def _reporting(self, backend: Backend, what: str) -> Iterator[None]:
+        """A job that fails leaves its report as it stood; the scheduler decides what that means."""
+        try:
+            yield
+        except UpstreamUnavailable as failure:
+            log.warning("%s on %s failed: %s", what, backend.name, failure.message)
+            self._lost(backend, failure)
+        except (ProxyError, KeyError, TypeError, ValueError) as failure:
+            log.warning("%s on %s failed: %s", what, backend.name, failure)
