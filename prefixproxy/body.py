@@ -43,7 +43,7 @@ _DEEP = re.compile(r'"(?:[^"\\]|\\.)*+"|[\[{]|[\]}]')
 class Body:
     """One request body. `raw` is what the client sent, `data` the same parsed (of duplicate keys the last)."""
 
-    __slots__ = ("_text", "data", "raw")
+    __slots__ = ("__weakref__", "_text", "data", "raw")
 
     def __init__(self, raw: bytes, data: dict[str, Any]) -> None:
         self.raw = raw

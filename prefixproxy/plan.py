@@ -5,10 +5,10 @@ The same plan serves the live path, a request that is stabilised again while it 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from copy import deepcopy
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 from prefixproxy.answers import AnswerMemory
 from prefixproxy.body import Body, json_bytes
@@ -55,7 +55,14 @@ class Planner:
         self.tools = tools
         self.answers = answers
         self.mode: Mode = mode
-        self._read_last: tuple[Body, Prompt | None] | None = None
+        self._prompts: WeakKeyDictionary[Body, Prompt | None] = WeakKeyDictionary()
+
+    def read_ahead(self, api: Api, body: Body, *, off: bool = False) -> Iterator[None]:
+        """The part of planning that may take long, in slices of a few milliseconds: whoever has others to serve does
+        so between two of them. Leaving it out changes no plan."""
+        prompt = None if off or self.mode == "off" else self._read(api, body)
+        if prompt is not None:
+            yield from self.stabiliser.read_ahead(prompt)
 
     def arrive(self, api: Api, body: Body, request_id: str, now: float, *, lane: str = "", off: bool = False) -> bool:
         """A new request is seen, before it is planned. True if it taught something, so that the requests that wait
@@ -85,10 +92,10 @@ class Planner:
         self.stabiliser.forget_request(request_id)
 
     def _read(self, api: Api, body: Body) -> Prompt | None:
-        """The body's prompt; a request is planned right after its arrival, so the last one read is kept."""
-        if self._read_last is None or self._read_last[0] is not body:
-            self._read_last = body, parse_prompt(api, body)
-        return self._read_last[1]
+        """The body's prompt. It is read once, though a request is planned at its arrival and again while it waits."""
+        if body not in self._prompts:
+            self._prompts[body] = parse_prompt(api, body)
+        return self._prompts[body]
 
     def _plan(self, api: Api, body: Body, now: float, lane: str, mode: Mode, request_id: str | None) -> Plan:
         prompt = self._read(api, body)
@@ -126,7 +133,7 @@ class Planner:
 
     def _steady(self, prompt: Prompt, *, remember: bool) -> tuple[Edit, ...]:
         """Tool definitions and replayed tool calls in the bytes this server has seen before."""
-        tools = self.tools if remember else deepcopy(self.tools)
+        tools = self.tools if remember else self.tools.copy()
         return (*tools.apply(prompt), *self.answers.apply(prompt))
 
 

@@ -12,6 +12,9 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import TypeVar
+
+Row = TypeVar("Row", bytes, str, list[int])
 
 MIN_BLOCK_BYTES = 64
 GROWTH_DIVISOR = 64
@@ -84,8 +87,8 @@ def chain_of(parts: Iterable[bytes], salt: bytes = b"") -> PrefixChain:
     return PrefixChain(tuple(hashes), len(text), int.from_bytes(state.digest(), "little"))
 
 
-def shared_bytes(a: bytes, b: bytes) -> int:
-    """How many leading bytes are equal. By halving, as comparing slices is what Python does fast."""
+def shared_length(a: Row, b: Row) -> int:
+    """How many leading elements are equal. By halving, as comparing slices is what Python does fast."""
     low, high = 0, min(len(a), len(b))
     while low < high:
         middle = (low + high + 1) // 2
@@ -94,3 +97,8 @@ def shared_bytes(a: bytes, b: bytes) -> int:
         else:
             high = middle - 1
     return low
+
+
+def shared_bytes(a: bytes, b: bytes) -> int:
+    """How many leading bytes are equal."""
+    return shared_length(a, b)

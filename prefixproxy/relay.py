@@ -8,6 +8,7 @@ we asked for are taken out, and the last, which carry the counts.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
 from collections.abc import Callable, Iterator, Sequence
@@ -158,6 +159,8 @@ class _Run:
             self._deadline = exchange.times.arrived + self._parts.queue_timeout_s()
             exchange.streaming = client_streams(exchange.api, self._body.data)
             off = exchange.hints.stabilise_off
+            for _ in self._planner.read_ahead(exchange.api, self._body, off=off):
+                await asyncio.sleep(0)
             if self._planner.arrive(exchange.api, self._body, exchange.id, self._clock(), off=off):
                 self._dispatcher.refresh()
             await self._guard()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tomllib
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Literal
@@ -102,6 +102,10 @@ class Stabiliser:
         """What `apply` would answer; nothing is remembered."""
         return _answer(prompt, self._decide(prompt, lane))
 
+    def read_ahead(self, prompt: Prompt) -> Iterator[None]:
+        """Reads a long new head in slices, and stops behind each: `observe` and `apply` are quick then. Optional."""
+        return self._reader.read_ahead(prompt.head, _salt(prompt))
+
     def observe(self, prompt: Prompt, now: float, *, request_id: str = "") -> bool:
         """Take a request that waits as evidence. True if a span of its family is now known to change that was not:
         requests of that family that wait should be applied again."""
@@ -139,7 +143,7 @@ class Stabiliser:
         return load_state(state, self._evidence, self._conversations)
 
     def _view(self, prompt: Prompt) -> HeadView:
-        return self._reader.read(prompt.head, prompt.model.encode("utf-8", "surrogatepass"))
+        return self._reader.read(prompt.head, _salt(prompt))
 
     def _learn(self, prompt: Prompt, view: HeadView, values: Sequence[bytes], now: float) -> bool:
         if self._policy.learned != "off" and view.texts:
@@ -187,6 +191,10 @@ class Stabiliser:
             for number in (*told(place.notes), *dict(place.step.large)):
                 changed[number] = True
         return changed
+
+
+def _salt(prompt: Prompt) -> bytes:
+    return prompt.model.encode("utf-8", "surrogatepass")
 
 
 def _group(prompt: Prompt) -> bytes:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import compress
 
 from prefixproxy.conversations import HEAD_END
 from prefixproxy.prompt import Edit, Message, Prompt, Remove, SetText
 from prefixproxy.stabilise_notes import head_text, note_edit, note_text
 from prefixproxy.types import Relocation
-from prefixproxy.volatile_head import HeadText, HeadView, Span, masked
+from prefixproxy.volatile_head import HeadText, HeadView, by_text, masked
 
 
 def edits_of(
@@ -19,10 +20,12 @@ def edits_of(
     new = _new_texts(view, cut)
     at_end = list(notes.get(HEAD_END, ()))
     edits: list[Edit] = []
+    told: dict[int, list[tuple[HeadText, str]]] = {}
+    for text, left in zip(view.texts, new, strict=True):
+        told.setdefault(text.message, []).append((text, left))
     for number, message in enumerate(head):
-        mine = [(t, new[i]) for i, t in enumerate(view.texts) if t.message == number]
         closing = at_end if number == len(head) - 1 else []
-        edits += _message_edits(message, mine, closing)
+        edits += _message_edits(message, told.get(number, ()), closing)
     for at, texts in sorted(notes.items()):
         if at != HEAD_END:
             edits.append(note_edit(prompt.messages[len(head) + at], texts))
@@ -36,24 +39,22 @@ def emptied(view: HeadView, cut: Sequence[bool]) -> bool:
 
 def relocations_of(prompt: Prompt, view: HeadView, cut: Sequence[bool]) -> tuple[Relocation, ...]:
     """What was stripped and cut, in the order of the head."""
-    out = []
+    out, leaving = [], by_text(list(compress(view.spans, cut)))
     for number, text in enumerate(view.texts):
+        if not text.stripped and number not in leaving:
+            continue
         segment = f"{prompt.messages[text.message].role.value}[{text.message}]"
         out += [Relocation(rule.name, segment, _n_bytes(line.rstrip("\r\n"))) for rule, line in text.stripped]
-        out += [
-            Relocation(span.rule.name, segment, _n_bytes(span.note))
-            for span, gone in zip(view.spans, cut, strict=True)
-            if gone and span.text == number
-        ]
+        out += [Relocation(span.rule.name, segment, _n_bytes(span.note)) for span in leaving.get(number, ())]
     return tuple(out)
 
 
 def masked_texts(prompt: Prompt, view: HeadView) -> list[tuple[str, str]]:
     """The head's texts by segment, with each span replaced by its rule's name."""
-    out = []
+    out, spans = [], by_text(view.spans)
     for number, text in enumerate(view.texts):
         segment = f"{prompt.messages[text.message].role.value}[{text.message}]"
-        out.append((segment, masked(text.text, [s for s in view.spans if s.text == number])))
+        out.append((segment, masked(text.text, spans.get(number, ()))))
     return out
 
 
@@ -62,11 +63,8 @@ def _n_bytes(text: str) -> int:
 
 
 def _new_texts(view: HeadView, cut: Sequence[bool]) -> list[str]:
-    gone: list[list[Span]] = [[] for _ in view.texts]
-    for span, leaves in zip(view.spans, cut, strict=True):
-        if leaves:
-            gone[span.text].append(span)
-    return [head_text(text, spans) for text, spans in zip(view.texts, gone, strict=True)]
+    gone = by_text(list(compress(view.spans, cut)))
+    return [head_text(text, gone.get(number, ())) for number, text in enumerate(view.texts)]
 
 
 def _message_edits(message: Message, texts: Sequence[tuple[HeadText, str]], closing: Sequence[str]) -> Iterator[Edit]:

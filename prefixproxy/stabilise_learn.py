@@ -11,14 +11,18 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from itertools import takewhile
+from itertools import compress, islice
+from operator import ne
 
 from prefixproxy.evidence import value_digest
+from prefixproxy.prefix import shared_length
 from prefixproxy.volatile_lines import undecorated
 from prefixproxy.volatile_patterns import MAX_PIECE
 
 MAX_HEADS = 8
 MAX_HEAD_CHARS = 1 << 20
+MAX_HEAD_LINES = 1 << 15
+"""Heads beyond these bounds are not compared: it would take longer than their prefill could be worth."""
 MAX_LINES_DIFFERENT = 8
 MIN_SHARED = 0.5
 """Share of a head's characters that must be equal, for the rest to be called a change of the same head."""
@@ -77,11 +81,12 @@ class Learner:
         if key in self._heads:
             self._heads.move_to_end(key)
             return False
-        lines = tuple(line for _, text in texts for line in text.split("\n"))
-        n_chars = sum(map(len, lines))
-        if n_chars > MAX_HEAD_CHARS:
+        n_chars = sum(len(text) for _, text in texts)
+        n_lines = sum(text.count("\n") + 1 for _, text in texts) if n_chars <= MAX_HEAD_CHARS else 0
+        if not 0 < n_lines <= MAX_HEAD_LINES:
             return False
-        head = _Head(group, lines, n_chars)
+        lines = tuple(line for _, text in texts for line in text.split("\n"))
+        head = _Head(group, lines, n_chars - n_lines + len(texts))
         taught = False
         for other in reversed(self._heads.values()):
             if other.group == group and (differing := _differing(other, head)):
@@ -125,9 +130,11 @@ def _differing(a: _Head, b: _Head) -> list[tuple[int, str, str]]:
     """The lines in which two heads differ, if they are the same head but for a few lines; their numbers from 0."""
     if len(a.lines) != len(b.lines):
         return []
-    out = [(i, x, y) for i, (x, y) in enumerate(zip(a.lines, b.lines, strict=True)) if x != y]
-    if not 0 < len(out) <= MAX_LINES_DIFFERENT:
+    unequal = compress(range(len(a.lines)), map(ne, a.lines, b.lines))
+    numbers = list(islice(unequal, MAX_LINES_DIFFERENT + 1))
+    if not 0 < len(numbers) <= MAX_LINES_DIFFERENT:
         return []
+    out = [(i, a.lines[i], b.lines[i]) for i in numbers]
     different = sum(max(len(x), len(y)) - len(_common(x, y)) - len(_common(x[::-1], y[::-1])) for _, x, y in out)
     return out if different <= (1 - MIN_SHARED) * max(a.n_chars, b.n_chars) else []
 
@@ -171,7 +178,7 @@ def _sentence(old: str, new: str) -> tuple[str, str]:
 def _common(a: str, b: str) -> str:
     if max(len(a), len(b)) > MAX_COMPARED:
         return ""
-    return "".join(x for x, _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
+    return a[: shared_length(a, b)]
 
 
 def _escaped(text: str) -> str:

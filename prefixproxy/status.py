@@ -186,6 +186,8 @@ class Status:
         if not isinstance(body, dict):
             raise BadRequest("body: the request body to explain, as a JSON object")
         parsed = Body.parse(orjson.dumps(body))
+        for _ in self._parts.planner.read_ahead(API_OF_PATH[path], parsed):
+            await asyncio.sleep(0)
         plan = self._parts.planner.explain(API_OF_PATH[path], parsed, self._parts.clock())
         return _json(explanation(plan, self._parts.dispatcher))
 

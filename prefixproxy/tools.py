@@ -90,6 +90,13 @@ class ToolMemory:
         pairs = zip(prompt.tools, own, first, strict=True)
         return tuple(SetValue(tool.path, raw=b) for tool, a, b in pairs if a != b)
 
+    def copy(self) -> ToolMemory:
+        """A memory that knows the same, and learns by itself."""
+        other = ToolMemory(self._max_sets, self._max_bytes)
+        other._tools, other._orders = self._tools.copy(), self._orders.copy()
+        other._meanings, other._n_bytes = self._meanings.copy(), self._n_bytes
+        return other
+
     def export(self) -> dict[str, Any]:
         """All that is remembered, as JSON, oldest first."""
         return {

@@ -7,22 +7,30 @@ Reading depends on the head and the rules alone. Which of the spans are cut is d
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import repeat
 
 from prefixproxy.prompt import Message, Opaque, Text
 from prefixproxy.volatile import Rule, RuleSet
+from prefixproxy.volatile_context import MAX_PARAGRAPH
 from prefixproxy.volatile_lines import LineFacts, LineReader
-from prefixproxy.volatile_spans import Found, TextReader
+from prefixproxy.volatile_patterns import MAX_PIECE
+from prefixproxy.volatile_spans import MAX_BLOCK, Found, TextReader
 
 MAX_LINES = 8_000
 """Lines of one text that are looked at; the middle of a longer one is taken as it is."""
+MAX_HEAD_LINES = 16_000
+"""The same for all texts of a head together: those that stand nearest to its two ends are looked at."""
 MAX_SPANS = 128
 """Spans of one head; a text with more of them is a log or a table, and nothing in it is volatile."""
-MEMO_BYTES = 8 << 20
-MAX_MEMO_LINE = 1 << 16
+MEMO_BYTES = 16 << 20
+MAX_MEMO_LINE = MAX_PIECE
+"""Longer lines are remembered by their hash (Python's own, keyed by the process) and length."""
+SLICE_LINES = 64
+"""Lines that are read at once where others wait: a few milliseconds."""
+MIN_AHEAD_CHARS = 1 << 14
 _UNREAD = LineFacts(fence="unread")
 MAX_KNOWN = 64
 MAX_KNOWN_CHARS = 8 << 20
@@ -84,7 +92,7 @@ class HeadReader:
     def __init__(self, rules: RuleSet) -> None:
         self._strips = rules.strips
         self._lines = LineReader(rules)
-        self._memo: dict[str, LineFacts | None] = {}
+        self._memo: dict[str | tuple[int, int], LineFacts | None] = {}
         self._memo_bytes = 0
         self._known: OrderedDict[tuple[bytes, tuple[Message, ...]], HeadView] = OrderedDict()
         self._known_chars = 0
@@ -94,11 +102,13 @@ class HeadReader:
         lately costs a lookup."""
         place = salt, head
         view = self._known.get(place)
-        if view is None:
+        if view is not None:
+            self._known.move_to_end(place)
+        else:
             view = self._read(head, salt)
             self._known[place] = view
             self._known_chars += view.n_chars
-            while len(self._known) > MAX_KNOWN or self._known_chars > MAX_KNOWN_CHARS:
+            while len(self._known) > MAX_KNOWN or (self._known_chars > MAX_KNOWN_CHARS and len(self._known) > 1):
                 self._known_chars -= self._known.popitem(last=False)[1].n_chars
         return view
 
@@ -106,9 +116,9 @@ class HeadReader:
         texts = [self._stripped(i, part) for i, m in enumerate(head) for part in m.parts if isinstance(part, Text)]
         found: list[tuple[int, Found]] = []
         mentions: Counter[str] = Counter()
-        for number, text in enumerate(texts):
-            lines = text.text.split("\n")
-            reader = TextReader(text.text, lines, self._facts_of(lines))
+        for number, (text, most) in enumerate(zip(texts, _shares([t.text for t in texts]), strict=True)):
+            lines, numbers = looked_at(text.text, most)
+            reader = TextReader(text.text, lines, self._facts_of(lines, numbers))
             found += [(number, f) for f in reader.found()]
             mentions.update(reader.mentions())
         spans = _spans(texts, found, mentions)
@@ -123,28 +133,76 @@ class HeadReader:
                 text = rest.lstrip("\r\n")
         return HeadText(message, part, text, tuple(gone))
 
-    def _facts_of(self, lines: Sequence[str]) -> dict[int, LineFacts]:
+    def read_ahead(self, head: tuple[Message, ...], salt: bytes = b"") -> Iterator[None]:
+        """What of a head takes long and can be done in slices: stops behind each. `read` is quick from then on."""
+        texts = [part.text for message in head for part in message.texts]
+        if sum(map(len, texts)) < MIN_AHEAD_CHARS or (salt, head) in self._known:
+            return
+        unread: dict[str | tuple[int, int], str] = {}
+        for text, most in zip(texts, _shares(texts), strict=True):
+            lines, numbers = looked_at(text, most)
+            own = ((key, lines[number]) for key, number in zip(_keys(lines, numbers), numbers, strict=True))
+            unread.update((key, line) for key, line in own if key not in self._memo)
+        for number, (key, line) in enumerate(unread.items(), 1):
+            self._remembered(key, line)
+            if number % SLICE_LINES == 0:
+                yield
+
+    def _facts_of(self, lines: Sequence[str], numbers: Sequence[int]) -> dict[int, LineFacts]:
         """The lines that say something, by number."""
         out = dict[int, LineFacts]()
-        numbers: Sequence[int] = range(len(lines))
-        if len(lines) > MAX_LINES:
-            numbers = (*range(MAX_LINES // 2), *range(len(lines) - MAX_LINES // 2, len(lines)))
-            lines = [lines[number] for number in numbers]
-        for number, line, facts in zip(numbers, lines, map(self._memo.get, lines, repeat(_UNREAD)), strict=True):
+        keys = _keys(lines, numbers)
+        for number, key, facts in zip(numbers, keys, map(self._memo.get, keys, repeat(_UNREAD)), strict=True):
             if facts is _UNREAD:
-                facts = self._remembered(line)
+                facts = self._remembered(key, lines[number])
             if facts is not None:
                 out[number] = facts
         return out
 
-    def _remembered(self, line: str) -> LineFacts | None:
+    def _remembered(self, key: str | tuple[int, int], line: str) -> LineFacts | None:
         facts = self._lines.facts(line.removesuffix("\r"))
-        if len(line) <= MAX_MEMO_LINE:
-            self._memo_bytes += len(line) + 200
-            if self._memo_bytes > MEMO_BYTES:
-                self._memo, self._memo_bytes = {}, len(line) + 200
-            self._memo[line] = facts
+        cost = 200 + len(key)
+        self._memo_bytes += cost
+        if self._memo_bytes > MEMO_BYTES:
+            self._memo, self._memo_bytes = {}, cost
+        self._memo[key] = facts
         return facts
+
+
+def _keys(lines: Sequence[str], numbers: Sequence[int]) -> list[str | tuple[int, int]]:
+    """What the lines of these numbers are remembered by."""
+    return [
+        line if len(line) <= MAX_MEMO_LINE else (hash(line), len(line))
+        for line in (lines[number] for number in numbers)
+    ]
+
+
+def _shares(texts: Sequence[str]) -> list[int]:
+    """How many lines of each text are looked at."""
+    out, left = [0] * len(texts), MAX_HEAD_LINES
+    for at in sorted(range(len(texts)), key=lambda i: min(i, len(texts) - 1 - i)):
+        out[at] = min(MAX_LINES, left)
+        left -= min(out[at], texts[at].count("\n") + 1)
+    return out
+
+
+def looked_at(text: str, most: int = MAX_LINES) -> tuple[list[str], Sequence[int]]:
+    """The lines of a text, and the numbers of those whose facts are read: at most so many, half at each end.
+
+    Of a text with very many lines, all in its middle are as one: beyond the lines that are read, as many stand by
+    themselves as a block or a paragraph can reach.
+    """
+    half = most // 2
+    apart = half + MAX_BLOCK + 2 * MAX_PARAGRAPH
+    n_lines = text.count("\n") + 1
+    if n_lines <= 2 * apart + 1:
+        lines = text.split("\n")
+    else:
+        *first, rest = text.split("\n", apart)
+        lines = first + rest.rsplit("\n", apart)
+    if n_lines <= most:
+        return lines, range(n_lines)
+    return lines, (*range(half), *range(len(lines) - half, len(lines)))
 
 
 def cut_flags(view: HeadView, changed: Sequence[bool]) -> list[bool]:
@@ -221,6 +279,7 @@ def _touching(texts: Sequence[HeadText], found: Sequence[tuple[int, Found]], *, 
 def _key(head: Sequence[Message], texts: Sequence[HeadText], spans: Sequence[Span], salt: bytes) -> bytes:
     state = blake2b(salt, digest_size=16)
     by_part = {id(t.part): number for number, t in enumerate(texts)}
+    spans_of = by_text(spans)
     for message in head:
         state.update(b"\xff" + message.role.value.encode())
         for part in message.parts:
@@ -231,9 +290,17 @@ def _key(head: Sequence[Message], texts: Sequence[HeadText], spans: Sequence[Spa
             text = texts[number]
             if text.stripped and not text.text.strip():
                 continue
-            shown = masked(text.text, [s for s in spans if s.text == number])
+            shown = masked(text.text, spans_of.get(number, ()))
             state.update(b"\xfe" + shown.encode("utf-8", "surrogatepass"))
     return state.digest()
+
+
+def by_text(spans: Sequence[Span]) -> dict[int, list[Span]]:
+    """The spans of each text, by its number."""
+    out: dict[int, list[Span]] = {}
+    for span in spans:
+        out.setdefault(span.text, []).append(span)
+    return out
 
 
 def masked(text: str, spans: Sequence[Span]) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from prefixproxy.volatile import Rule, RuleSet
+from prefixproxy.volatile_first import first_chars, needs_digit
 from prefixproxy.volatile_patterns import MAX_PIECE
 
 MAX_STATEMENTS = 12
@@ -54,7 +55,8 @@ class LineFacts:
 
 _NOTHING = LineFacts()
 
-_FENCE = re.compile(r"\s{0,3}(`{3}|~{3}|\"{3}|'{3})|.*(\"{3}|'{3})\s*$")
+_FENCE = re.compile(r"\s{0,3}(`{3}|~{3}|\"{3}|'{3})")
+_QUOTE_FENCES = ('"""', "'''")
 _HEADING = re.compile(r"(#{1,6})\s")
 _TAG = re.compile(r"<(/?)([A-Za-z][\w.:-]{0,63})(?:\s[^<>]{0,300})?>")
 _EXAMPLE = re.compile(
@@ -76,59 +78,86 @@ _MARKS = re.compile(f"[{''.join(_QUOTES)}”]")
 _HINT = re.compile(r"\d|day\b|tag\b", re.IGNORECASE)
 
 
+class ByFirst:
+    """Rules by what a text must have for them to match, in their own order."""
+
+    def __init__(self, rules: Sequence[Rule]) -> None:
+        self._rules = [(rule, first_chars(rule.pattern), needs_digit(rule.pattern)) for rule in rules]
+        self._at: dict[tuple[str, bool], tuple[Rule, ...]] = {}
+
+    def at(self, text: str, pos: int, *, digits: bool = True) -> tuple[Rule, ...]:
+        """Those that can match at `pos`; `digits`: whether the text has any."""
+        char = text[pos : pos + 1].lower()
+        char = char if char.isascii() else "other"
+        found = self._at.get((char, digits))
+        if found is None:
+            found = self._at[char, digits] = tuple(
+                rule
+                for rule, firsts, digital in self._rules
+                if (char in firsts or char == "other") and (digits or not digital)
+            )
+        return found
+
+
 class LineReader:
     """Reads lines against one rule set."""
 
     def __init__(self, rules: RuleSet) -> None:
-        self._statements = (*rules.statements, *rules.companions)
-        self._blocks = rules.blocks
-        self._words = tuple({word for rule in self._statements for word in rule.needs})
+        statements = (*rules.statements, *rules.companions)
+        self._statements = ByFirst(statements)
+        self._sentence_rules = ByFirst([rule for rule in statements if rule.where == "statement"])
+        self._mentioning = [(rule, rule.mention) for rule in statements if rule.mention]
+        self._elements, self._labels, self._sections = (
+            ByFirst([rule for rule in rules.blocks if rule.where in kinds])
+            for kinds in (("element",), ("labelled_value", "fence"), ("section",))
+        )
+        self._order = {rule.name: number for number, rule in enumerate(rules.blocks)}
 
     def facts(self, line: str) -> LineFacts | None:
-        """The facts of a line without its line end; None: it says nothing."""
+        """The facts of a line without its line end; None: it says nothing. A line longer than BORDER is looked at near
+        its two ends, so that its cost does not grow with it."""
         whole = sentences = ()  # type: tuple[Piece, ...]
         mentions: frozenset[str] = frozenset()
-        rules = self._near(line)
+        borders = line if len(line) <= 2 * BORDER else line[:BORDER] + "\n" + line[-BORDER:]
+        lowered = borders.lower()
+        hint = _HINT.search(borders)
         if len(line) <= MAX_PIECE:
-            whole = self._whole(line, rules)
+            whole = self._whole(line, lowered, digits=hint is not None)
         moves = not all(p.rule.companion for p in whole)
-        if not moves and _HINT.search(line):
-            sentences = tuple(self._sentences(line, [r for r in rules if r.where == "statement"]))
-            mentions = self._mentioned(line, rules)
+        if not moves and hint:
+            sentences = tuple(self._sentences(line, lowered))
+            mentions = self._mentioned(line, lowered)
         mentions |= {p.rule.topic for p in (*whole, *sentences) if not p.rule.companion}
         sentences = tuple(p for p in sentences if not is_quoted(line, p.start, p.end))
-        fence = _FENCE.match(line)
+        fence = _fence_of(line)
         heading = _HEADING.match(line)
         tags = _TAG.findall(line[:MAX_PIECE]) if "<" in line[:16] else []
-        opens = tuple(self._opens(line)) if len(line) <= MAX_PIECE and not line.isspace() else ()
+        opens = self._opens(line) if len(line) <= MAX_PIECE and not line.isspace() else ()
+        example = _EXAMPLE.fullmatch(line)
+        if not (whole or sentences or mentions or opens or fence or heading or tags or example):
+            return None
         facts = LineFacts(
             whole=whole,
             sentences=sentences,
             mentions=mentions,
             opens=opens,
-            fence=(fence[1] or fence[2]) if fence else "",
+            fence=fence,
             heading=len(heading[1]) if heading else 0,
             opened=tuple(name.lower() for slash, name in tags if not slash),
             closed=tuple(name.lower() for slash, name in tags if slash),
-            example=_EXAMPLE.fullmatch(line) is not None
+            example=example is not None
             and (line.rstrip().endswith(":") or heading is not None or _SAMPLE.search(line) is not None),
             moves=moves,
             telling=moves or bool(sentences) or bool(opens),
         )
         return None if facts == _NOTHING else facts
 
-    def _near(self, line: str) -> list[Rule]:
-        """The statement rules one of whose words is in the line."""
-        lowered = (line if len(line) <= 2 * BORDER else line[:BORDER] + "\n" + line[-BORDER:]).lower()
-        words = {word for word in self._words if word in lowered}
-        return [rule for rule in self._statements if not rule.needs or not words.isdisjoint(rule.needs)]
-
-    def _whole(self, line: str, rules: Sequence[Rule]) -> tuple[Piece, ...]:
+    def _whole(self, line: str, lowered: str, *, digits: bool) -> tuple[Piece, ...]:
         """The statements of a line that is nothing but statements, else ()."""
         text, pos = undecorated(line)
         end, out = len(text), list[Piece]()
         while pos < end:
-            piece = _at(text, rules, pos, whole_line=True)
+            piece = _at(text, self._statements.at(text, pos, digits=digits), pos, lowered, whole_line=True)
             if piece is None or len(out) == MAX_STATEMENTS:
                 return ()
             out.append(piece)
@@ -138,43 +167,52 @@ class LineReader:
             pos = gap.end()
         return tuple(out)
 
-    def _sentences(self, line: str, rules: Sequence[Rule]) -> Iterator[Piece]:
+    def _sentences(self, line: str, lowered: str) -> Iterator[Piece]:
         """Statements that are sentences of their own in a longer line."""
-        if not rules:
-            return
         starts = [m.end() for m in _SENTENCE_START.finditer(line, 0, BORDER)]
         if len(line) > BORDER:
             starts += [m.end() for m in _SENTENCE_START.finditer(line, max(BORDER, len(line) - BORDER))]
         if len(starts) > 2 * MAX_SENTENCES:
             starts = starts[:MAX_SENTENCES] + starts[-MAX_SENTENCES:]
         for start in starts:
-            piece = _at(line, rules, start, whole_line=False)
-            if piece is None or line[:start].rstrip().lower().endswith(_ABBREVIATIONS):
+            piece = _at(line, self._sentence_rules.at(line, start), start, lowered, whole_line=False)
+            if piece is None or line[max(0, start - BORDER) : start].rstrip().lower().endswith(_ABBREVIATIONS):
                 continue
             stop = _SENTENCE_END.match(line, piece.end)
             end = stop.end() if stop else piece.end
             if end == len(line.rstrip()) or _FULL_STOP.match(line, end - 1):
                 yield Piece(piece.rule, start, end, piece.label, piece.value, piece.at_sight)
 
-    def _mentioned(self, line: str, rules: Sequence[Rule]) -> frozenset[str]:
+    def _mentioned(self, line: str, lowered: str) -> frozenset[str]:
         """Topics that the line speaks of in another way, as in an instruction or a quotation."""
         if len(line) > MAX_PIECE:
             return frozenset()
-        return frozenset(r.topic for r in rules if r.mention and r.mention.search(line))
+        return frozenset(r.topic for r, mention in self._mentioning if _is_near(r, lowered) and mention.search(line))
 
-    def _opens(self, line: str) -> Iterator[Rule]:
+    def _opens(self, line: str) -> tuple[Rule, ...]:
         bare = line.strip()
         label = bare.strip("#*_:： ").strip()
+        out = list[Rule]()
         tag = _TAG.match(bare) if bare.startswith("<") else None
-        for rule in self._blocks:
-            if rule.where == "element":
-                if tag and not tag[1] and rule.pattern.fullmatch(tag[2]):
-                    yield rule
-            elif rule.where == "labelled_value":
-                if label and label != bare and rule.pattern.fullmatch(label):
-                    yield rule
-            elif rule.pattern.fullmatch(bare if rule.where == "section" else label):
-                yield rule
+        if tag and not tag[1]:
+            out += [rule for rule in self._elements.at(tag[2], 0) if rule.pattern.fullmatch(tag[2])]
+        if label:
+            out += [
+                rule
+                for rule in self._labels.at(label, 0)
+                if (rule.where == "fence" or label != bare) and rule.pattern.fullmatch(label)
+            ]
+        out += [rule for rule in self._sections.at(bare, 0) if rule.pattern.fullmatch(bare)]
+        return tuple(sorted(out, key=lambda rule: self._order[rule.name])) if len(out) > 1 else tuple(out)
+
+
+def _fence_of(line: str) -> str:
+    """The mark of a code fence or a quotation that opens or closes on this line, "" if none does."""
+    found = _FENCE.match(line)
+    if found:
+        return found[1]
+    end = line[-BORDER:].rstrip()
+    return end[-3:] if end.endswith(_QUOTE_FENCES) else ""
 
 
 def undecorated(line: str) -> tuple[str, int]:
@@ -192,11 +230,15 @@ def indent_of(line: str) -> int:
     return len(line) - len(line.lstrip())
 
 
-def _at(text: str, rules: Sequence[Rule], pos: int, *, whole_line: bool) -> Piece | None:
-    """The first rule's statement that starts at `pos`."""
+def _is_near(rule: Rule, lowered: str) -> bool:
+    return not rule.needs or any(word in lowered for word in rule.needs)
+
+
+def _at(text: str, rules: Sequence[Rule], pos: int, lowered: str, *, whole_line: bool) -> Piece | None:
+    """The first rule's statement that starts at `pos`; `lowered` is where its words must stand."""
     for rule in rules:
         found = rule.pattern.match(text, pos, pos + MAX_PIECE)
-        if found and _ends(text, found.end(), whole_line=whole_line):
+        if found and _is_near(rule, lowered) and _ends(text, found.end(), whole_line=whole_line):
             groups = found.groupdict()
             label = groups.get("label") or rule.topic
             sure = rule.evidence != "observed" and not _doubtful(rule, found[0], whole_line=whole_line)
@@ -210,15 +252,19 @@ def _doubtful(rule: Rule, told: str, *, whole_line: bool) -> bool:
     return rule.doubt.search(told) is not None
 
 
-def is_quoted(text: str, start: int, end: int) -> bool:
-    """Whether `start` to `end` stands between quotation marks, or in code, that open before it and close behind it."""
+def is_quoted(text: str, start: int, end: int, first: int = 0, last: int | None = None) -> bool:
+    """Whether `start` to `end` stands between quotation marks, or in code, that open before it and close behind it,
+    within `first` to `last`, and within two BORDERs."""
     closing = ""
-    for mark in _MARKS.findall(text, 0, start):
+    for mark in _MARKS.findall(text, max(first, start - 2 * BORDER), start):
         if closing:
             closing = "" if mark in closing else closing
         else:
             closing = _QUOTES.get(mark, "")
-    return bool(closing) and any(mark in text[end - 1 :] for mark in closing)
+    if not closing:
+        return False
+    stop = min(len(text) if last is None else last, end + 2 * BORDER)
+    return any(text.find(mark, end - 1, stop) >= 0 for mark in closing)
 
 
 def _ends(text: str, pos: int, *, whole_line: bool) -> bool:

@@ -1,8 +1,4 @@
-"""Finds the spans of one head text: lines, sentences and blocks that rules know, where they mean what they say.
-
-A statement inside a code fence, a quoted document or an example is no state. Where an example ends is a guess, so a
-lone statement behind one is believed only once it was seen to change.
-"""
+"""Finds the spans of one head text: lines, sentences and blocks that rules know, where they mean what they say."""
 
 from __future__ import annotations
 
@@ -10,30 +6,19 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Literal
 
 from prefixproxy.volatile import Rule
-from prefixproxy.volatile_lines import LineFacts, Piece, indent_of, is_quoted
-
-CONTENT_TAGS = re.compile(
-    r"(?:document|doc|examples?|sample|quote|blockquote|transcript|logs?|file|files|code|snippet|contract|article|email|mail"
-    r"|page|attachment|excerpt|source|script|pre|output|answer|response|template|format|schema|diff|patch|book|chapter|letter"
-    r"|ticket|invoice|receipt|order|record|report|case|form|event|entry|item|issue|agreement|policy|message|notes?|minutes|post"
-    r"|dialogue|conversation|chat_history|history|few_shot)(?:[_-]?(?:text|content|contents|\d{1,4}))?"
-)
-"""Tags around text that is somebody's content: dates and ids in it are part of the document."""
+from prefixproxy.volatile_context import Surroundings
+from prefixproxy.volatile_lines import LineFacts, Piece
 
 MAX_TELLING = 512
-MAX_PARAGRAPH = 60
 MAX_BLOCK = 2_000
 """Lines of one block."""
+MAX_BLOCK_CHARS = 1 << 18
+"""Characters of a block whose end is looked for."""
 _CLOSING = re.compile(r"</([A-Za-z][\w.:-]{0,63})>")
 _MARK = re.compile(r"[:=：]")
-_FOR_EXAMPLE = re.compile(r"(?:\be\.g\.|\bi\.e\.|\bfor (?:example|instance)|\bsuch as)[,:]?$", re.IGNORECASE)
-_FIELD = re.compile(r"\W{0,4}\w[\w /-]{0,24}[:=|]|#{1,6}\s")
-_ASKS = re.compile(r"\s{0,4}\W{0,3}(?:user|human|customer|q|question|input)\W{0,3}:", re.IGNORECASE)
-_REPLIES = re.compile(r"\s{0,4}\W{0,3}(?:assistant|ai|bot|a|answer|output|response|reply)\W{0,3}:", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +46,8 @@ class TextReader:
         self._text = text
         self._lines = lines
         self._facts = facts
-        self._starts = [number + at for number, at in enumerate(accumulate(map(len, lines), initial=0))]
-        self._content = _content_zones(lines, facts)
-        self._announced = _announcements(facts)
+        self._around = Surroundings(text, lines, facts)
+        self._starts = self._around.starts
         self._fences = [(i, f.fence) for i, f in facts.items() if f.fence]
         self._closings: dict[str, list[int]] | None = None
         self._found: list[Found] | None = None
@@ -71,9 +55,13 @@ class TextReader:
     def mentions(self) -> list[str]:
         """Each topic once for each line or block that speaks of it, wherever it stands."""
         blocks = [f for f in self.found() if f.rule.where in ("element", "labelled_value")]
-        inside = [(bisect_right(self._starts, f.start) - 1, bisect_left(self._starts, f.end) - 1) for f in blocks]
-        speaking = [(i, f) for i, f in self._facts.items() if f.mentions]
-        free = (f for i, f in speaking if not any(first <= i <= last for first, last in inside))
+        ends = {bisect_right(self._starts, f.start) - 1: bisect_left(self._starts, f.end) - 1 for f in blocks}
+        firsts = sorted(ends)
+        free = []
+        for number, f in self._facts.items():
+            at = bisect_right(firsts, number)
+            if f.mentions and (at == 0 or number > ends[firsts[at - 1]]):
+                free.append(f)
         return [topic for f in free for topic in f.mentions] + [f.rule.topic for f in blocks]
 
     def found(self) -> list[Found]:
@@ -86,16 +74,16 @@ class TextReader:
     def _find(self, telling: Sequence[int]) -> list[Found]:
         out, free = list[Found](), 0
         for number in telling:
-            if number < free or self._in_content(number):
+            if number < free or self._around.in_content(number):
                 continue
             facts = self._facts[number]
             block = self._block(number, facts, free)
             if block is not None:
                 found, free = block
                 out.append(found)
-            elif facts.moves and not self._is_example(number, number):
+            elif facts.moves and not self._around.is_example(number, number):
                 out.append(self._line(number, facts))
-            elif facts.sentences and not self._is_example(number, number):
+            elif facts.sentences and not self._around.is_example(number, number):
                 out.extend(self._sentences(number, facts))
         return out
 
@@ -114,7 +102,7 @@ class TextReader:
             note_start=start + len(line) - len(line.lstrip()),
             note_end=start + len(line.rstrip()),
             topics=tuple({p.rule.topic for p in labelled}),
-            at_sight=any(p.at_sight for p in pieces) and not is_title and not self._introduced(number),
+            at_sight=any(p.at_sight for p in pieces) and not is_title and not self._around.is_introduced(number),
             on_top=True,
             border_only=_border(pieces),
             turn=any(p.rule.varies == "turn" for p in pieces),
@@ -135,7 +123,7 @@ class TextReader:
                 note_start=base + piece.start,
                 note_end=base + piece.end,
                 topics=(piece.rule.topic,),
-                at_sight=piece.at_sight and not self._introduced(number),
+                at_sight=piece.at_sight and not self._around.is_introduced(number),
                 on_top=True,
                 border_only="",
                 turn=piece.rule.varies == "turn",
@@ -151,7 +139,7 @@ class TextReader:
             if lines is None:
                 continue
             first, last = self._with_lead(rule, lines[0], lines[1], free)
-            if self._is_example(first, last):
+            if self._around.is_example(first, last):
                 continue
             start, stop = self._starts[first], self._starts[last + 1] - 1
             own = self._lines[first : last + 1]
@@ -162,7 +150,7 @@ class TextReader:
                 note_start=start,
                 note_end=start + len("\n".join(own).rstrip()),
                 topics=(rule.topic,),
-                at_sight=rule.evidence != "observed" and not self._introduced(first),
+                at_sight=rule.evidence != "observed" and not self._around.is_introduced(first),
                 on_top=rule.where != "labelled_value",
                 border_only="",
                 turn=rule.varies == "turn",
@@ -193,6 +181,8 @@ class TextReader:
         if at == len(closings) or closings[at] - number > MAX_BLOCK:
             return None
         last = closings[at]
+        if self._starts[last + 1] - self._starts[number] > MAX_BLOCK_CHARS:
+            return None
         content = "\n".join(self._lines[number : last + 1]).strip()
         inner, mark = content[content.index(">") + 1 :], f"</{name}>"
         if not inner.lower().endswith(mark) or inner.lower().count(mark) > 1:
@@ -205,10 +195,10 @@ class TextReader:
     def _labelled(self, rule: Rule, number: int) -> tuple[int, int] | None:
         assert rule.value is not None
         at = number + 1
-        if self._facts[number].heading and self._blank(at):
+        if self._facts[number].heading and self._around.blank(at):
             at += 1
         first, last, told = at, at - 1, False
-        while at < len(self._lines) and at - first < 8 and not self._blank(at):
+        while at < len(self._lines) and at - first < 8 and not self._around.blank(at):
             bare, facts = self._lines[at].replace("*", "").strip().lstrip("-•# ").strip(), self._facts.get(at)
             value = len(bare) < 512 and rule.value.fullmatch(bare.rstrip("."))
             if not value and not (facts and facts.whole):
@@ -216,7 +206,7 @@ class TextReader:
             told, last, at = told or bool(value), at, at + 1
         if not told:
             return None
-        stands_alone = self._blank(at) or self._level(at) > 0
+        stands_alone = self._around.blank(at) or self._around.level(at) > 0
         return (number, last) if stands_alone else (first, last)
 
     def _section(self, rule: Rule, number: int) -> tuple[int, int] | None:
@@ -225,11 +215,11 @@ class TextReader:
             at += 1
             line = self._lines[at]
             if rule.until:
-                if self._blank(at - 1) and rule.until.fullmatch(line[:500].rstrip()):
+                if self._around.blank(at - 1) and rule.until.fullmatch(line[:500].rstrip()):
                     break
             elif not (rule.body and len(line) <= 512 and rule.body.fullmatch(line.rstrip())):
                 break
-            last = last if self._blank(at) else at
+            last = last if self._around.blank(at) else at
         return (number, last) if last > number else None
 
     def _fence(self, rule: Rule, number: int) -> tuple[int, int] | None:
@@ -251,77 +241,13 @@ class TextReader:
         """The block with the line that introduces it, and with its heading if nothing else stands under that."""
         if rule.lead and first > free and rule.lead.fullmatch(self._lines[first - 1].strip()[:512]):
             first -= 1
-        above = first - 2 if first >= 2 and self._blank(first - 1) else first - 1
-        level = self._level(above) if above >= free else 0
+        above = first - 2 if first >= 2 and self._around.blank(first - 1) else first - 1
+        level = self._around.level(above) if above >= free else 0
         if level:
-            below = next((i for i in range(last + 1, len(self._lines)) if not self._blank(i)), None)
-            if below is None or 0 < self._level(below) <= level:
+            below = next((i for i in range(last + 1, len(self._lines)) if not self._around.blank(i)), None)
+            if below is None or 0 < self._around.level(below) <= level:
                 first = above
         return first, last
-
-    # Where a statement means what it says
-
-    def _blank(self, number: int) -> bool:
-        return number >= len(self._lines) or not self._lines[number].strip()
-
-    def _level(self, number: int) -> int:
-        """The level of the heading on this line, 0 if it is none."""
-        facts = self._facts.get(number)
-        return facts.heading if facts and not facts.whole else 0
-
-    def _in_content(self, number: int) -> bool:
-        at = bisect_right(self._content, (number, len(self._lines)))
-        return at > 0 and number <= self._content[at - 1][1]
-
-    def _paragraph(self, number: int) -> tuple[int, int]:
-        first = last = number
-        while first > 0 and number - first < MAX_PARAGRAPH and not self._blank(first - 1):
-            first -= 1
-        while not self._blank(last + 1) and last - number < MAX_PARAGRAPH:
-            last += 1
-        return first, last
-
-    def _is_example(self, first: int, last: int) -> bool:
-        """Whether the lines are an example: their paragraph is announced as one, or talk with question and reply."""
-        start, stop = self._paragraph(first)[0], self._paragraph(last)[1]
-        around = [i for i in range(start, stop + 1) if not first <= i <= last]
-        others = [self._lines[i] for i in around if not ((f := self._facts.get(i)) and (f.moves or f.opens))]
-        if first in self._announced:
-            return bool(others)
-        a, b, c, d = (self._starts[i] for i in (start, first, last + 1, stop + 1))
-        if is_quoted(self._text[a:d], b - a, c - a):
-            return True
-        told = self._facts.get(first)
-        if told and any(p.rule.where == "lone_line" for p in told.whole) and any(map(_FIELD.match, others)):
-            return True
-        if first > 0 and _FOR_EXAMPLE.search(self._lines[first - 1].rstrip()[-40:]):
-            return True
-        return any(map(_REPLIES.match, others)) and any(map(_ASKS.match, others))
-
-    def _nested(self, number: int) -> bool:
-        """Whether the line is part of indented code, beside lines that say nothing, or of a mapping below a key."""
-        indent = indent_of(self._lines[number])
-        if indent < 2:
-            return False
-        first, last = self._paragraph(number)
-        for step, end in ((-1, first - 1), (1, last + 1)):
-            at = number + step
-            while at != end and indent_of(self._lines[at]) >= indent:
-                if indent >= 4 and not ((f := self._facts.get(at)) and f.moves):
-                    return True
-                at += step
-            if step < 0 and at != end and self._lines[at].rstrip().endswith(":"):
-                return True
-        return False
-
-    def _introduced(self, number: int) -> bool:
-        """Whether an announcement leads to this line, so that it may be an example of something."""
-        if number in self._announced:
-            return True
-        if self._nested(number):
-            return True
-        above = number - 2 if number >= 2 and self._blank(number - 1) else number - 1
-        return above >= 0 and self._lines[above].rstrip().endswith((":", "：")) and not self._level(above)
 
 
 def _border(pieces: Sequence[Piece]) -> Literal["", "any", "top"]:
@@ -340,54 +266,6 @@ def _named_lanes(rule: Rule, lines: Sequence[str]) -> tuple[tuple[str, str], ...
         return ()
     found = (rule.names_lane.match(line[:512]) for line in lines)
     return tuple(sorted({(rule.topic, m["value"].strip()) for m in found if m}))
-
-
-def _content_zones(lines: Sequence[str], facts: Mapping[int, LineFacts]) -> list[tuple[int, int]]:
-    """Line ranges of code fences and of tags around somebody's content."""
-    zones: list[tuple[int, int]] = []
-    fence: tuple[int, str] | None = None
-    tags: dict[str, list[int]] = {}
-    for number, f in facts.items():
-        if fence is not None:
-            if f.fence == fence[1]:
-                zones.append((fence[0], number))
-                fence = None
-            continue
-        if f.fence and lines[number].count(f.fence) == 1:
-            fence = (number, f.fence)
-        for name in f.opened:
-            if CONTENT_TAGS.fullmatch(name):
-                tags.setdefault(name, []).append(number)
-        for name in f.closed:
-            start = tags.get(name)
-            if start:
-                zones.append((start.pop(), number))
-    if fence is not None:
-        zones.append((fence[0], len(lines)))
-    return _outermost(zones)
-
-
-def _outermost(zones: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    out: list[tuple[int, int]] = []
-    for first, last in sorted(zones, key=lambda z: (z[0], -z[1])):
-        if not out or first > out[-1][1]:
-            out.append((first, last))
-        elif last > out[-1][1]:
-            out[-1] = (out[-1][0], last)
-    return out
-
-
-def _announcements(facts: Mapping[int, LineFacts]) -> frozenset[int]:
-    """The lines that stand behind the announcement of an example, up to the next heading of its level."""
-    out, level = set[int](), 0
-    for number, f in facts.items():
-        if f.heading and f.heading <= level:
-            level = 0
-        if f.example:
-            level = f.heading or 6
-        elif level:
-            out.add(number)
-    return frozenset(out)
 
 
 def _closings(lines: Sequence[str]) -> dict[str, list[int]]:

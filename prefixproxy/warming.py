@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import Any
 
 import orjson
 
 from prefixproxy.backends import Backend
 from prefixproxy.errors import UpstreamFailed
+from prefixproxy.prefix import shared_length
 
 MAX_RENDERED_LANES = 3
 """Two lanes bound the root from above; a third catches two that happen to start alike."""
@@ -36,10 +36,10 @@ async def root_tokens(backend: Backend, lanes: Sequence[Rendering]) -> list[int]
         path, body = bodies[0]
         bodies.append((path, with_other_user_text(body)))
     rendered = [await backend.tokens(path, body) for path, body in bodies]
-    shared = [column[0] for column in takewhile(lambda column: len(set(column)) == 1, zip(*rendered, strict=False))]
+    shared = min(shared_length(rendered[0], other) for other in rendered[1:])
     if not shared:
         raise UpstreamFailed(f"upstream {backend.name}: the lanes of a root share no token")
-    return shared
+    return rendered[0][:shared]
 
 
 def with_other_user_text(body: dict[str, Any]) -> dict[str, Any]:
