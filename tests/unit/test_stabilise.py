@@ -339,6 +339,23 @@ def test_a_large_text_stands_in_the_newest_user_message_only() -> None:
     assert texts(three.prompt) == [AGENT, "One", "Two", "Three", "Four", "Five" + note(memory(2))]
 
 
+def test_a_limit_above_a_constant_block_tells_it_once_and_each_turn_extends_the_one_before() -> None:
+    stabiliser = new(replay_limit_tokens=512)
+    base, turns = f"{AGENT}\n%s", list[str]()
+    folder = "/srv/maps/of/the/reading/room" * 12
+    block = f"<env>\n  Working directory: {folder}%d\n</env>"
+    assert not is_small(block % 1, 64)
+    stabiliser.observe(prompt_of(base % (block % 0), "u:Zero"), 0.0)
+    before = b""
+    for i in range(4):
+        turns.append(f"u:Question {i}")
+        done = stabiliser.apply(prompt_of(base % (block % 1), *turns, "a:call", "t:result"), float(i))
+        assert texts(done.prompt)[1] == "Question 0" + note(block % 1)
+        assert rendered(done.prompt).startswith(before)
+        before = rendered(done.prompt)
+        turns += ["a:call", "t:result", f"a:Answer {i}"]
+
+
 def test_small_notes_stand_before_large_ones_and_stay() -> None:
     stabiliser = new()
     base = f"%s\n{AGENT}\n%s"
