@@ -21,10 +21,11 @@ from prefixproxy.classify import History
 from prefixproxy.context import ContextLimits
 from prefixproxy.dispatch import Dispatcher
 from prefixproxy.engine import Engine
-from prefixproxy.errors import UsageError
+from prefixproxy.errors import ProxyError, UsageError
 from prefixproxy.events import Events
 from prefixproxy.gate import Gate
 from prefixproxy.guard import ContextGuard
+from prefixproxy.intake import until_stopped
 from prefixproxy.journal import Journal
 from prefixproxy.keeping import Keeping, SlotRows, keeping_of
 from prefixproxy.metrics import Metrics
@@ -32,6 +33,7 @@ from prefixproxy.microscope import Strips, rule_advice
 from prefixproxy.passthrough import SLOT_TAKING, Passthrough
 from prefixproxy.plan import Planner
 from prefixproxy.relay import Parts, Relay
+from prefixproxy.reply import Reply
 from prefixproxy.schedule import Scheduler
 from prefixproxy.schedule_types import Policy
 from prefixproxy.settings import Settings
@@ -60,6 +62,8 @@ class Proxy:
 
     app: ASGIApp
     parts: Parts
+    ending: Callable[[], None]
+    """To be called when the server begins to stop."""
 
 
 def create_app(settings: Settings, *, engine: Engine | None = None) -> Proxy:
@@ -103,7 +107,9 @@ def create_app(settings: Settings, *, engine: Engine | None = None) -> Proxy:
         reuse=reuse,
     )
     metrics.watch(lambda: status_snapshot(dispatcher, reuse=reuse))
-    return Proxy(_Entrance(parts, Status(parts, admission, rule_advice(rules)), keeping), parts)
+    events = Events(parts.telemetry.journal, parts.gate)
+    entrance = _Entrance(parts, Status(parts, admission, rule_advice(rules)), events, keeping)
+    return Proxy(entrance, parts, events.end)
 
 
 class _Watch:
@@ -126,7 +132,7 @@ class _Watch:
 class _Entrance:
     """The first fork: our own pages, prompts, and everything else. Prompts meet no middleware."""
 
-    def __init__(self, parts: Parts, status: Status, keeping: Keeping) -> None:
+    def __init__(self, parts: Parts, status: Status, events: Events, keeping: Keeping) -> None:
         @asynccontextmanager
         async def lifespan(app: Starlette) -> AsyncIterator[None]:
             async with asyncio.TaskGroup() as group, keeping.running(), parts.dispatcher.running():
@@ -136,15 +142,17 @@ class _Entrance:
 
         self._own = Starlette(routes=status.routes(), lifespan=lifespan)
         self._relay = Relay(parts)
-        self._events = Events(parts.telemetry.journal, parts.gate)
+        self._events = events
         self._passthrough = Passthrough(parts)
         self._taking_slots = PathReader([*API_OF_PATH, *SLOT_TAKING])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] == EVENTS_PATH and scope["method"] == "GET":
             await self._events(scope, receive, send)
-        elif scope["type"] != "http" or scope["path"] in PUBLIC or f"{scope['path']}/".startswith(OWN_PREFIX):
+        elif scope["type"] != "http":
             await self._own(scope, receive, send)
+        elif scope["path"] in PUBLIC or f"{scope['path']}/".startswith(OWN_PREFIX):
+            await self._own_answer(scope, receive, send)
         else:
             await self._upstreams(scope, receive, send)
 
@@ -156,6 +164,13 @@ class _Entrance:
             await self._relay(scope, receive, send)
         else:
             await self._passthrough(scope, receive, send)
+
+    async def _own_answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            with until_stopped():
+                await self._own(scope, receive, send)
+        except ProxyError as failure:
+            await Reply(send, scope["path"]).error(failure)
 
 
 def _backends(settings: Settings, engine: Engine | None) -> list[tuple[Backend, int, bool]]:

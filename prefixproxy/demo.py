@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import orjson
-import uvicorn
 
 from prefixproxy.app import EMBEDDED, Proxy
 from prefixproxy.backends.llamacpp import LlamaServer
@@ -149,31 +147,15 @@ async def proxied(engine: EngineSettings) -> AsyncIterator[tuple[Proxy, str]]:
     listener = bind(HOST, 0)
     try:
         async with wired(settings, engine) as proxy, asyncio.TaskGroup() as group:
-            server = _Server(server_of(proxy).config)
+            server = server_of(proxy)
             group.create_task(server.serve(sockets=[listener]))
             try:
                 await server.up.wait()
                 yield proxy, f"http://{HOST}:{listener.getsockname()[1]}"
             finally:
-                server.should_exit = True
+                server.tell_to_stop()
     finally:
         listener.close()
-
-
-class _Server(uvicorn.Server):
-    """One that leaves signals alone, as the demo is interrupted as a whole, and says when it listens."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.up = asyncio.Event()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets=sockets)
-        self.up.set()
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 async def _ready(proxy: Proxy) -> LlamaServer:

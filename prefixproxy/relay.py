@@ -34,7 +34,17 @@ from prefixproxy.exchange import (
 )
 from prefixproxy.gate import Gate
 from prefixproxy.guard import ContextGuard
-from prefixproxy.intake import OUR_HEADERS, ClientGone, decode_body, header, read_body, target_of, unless_gone, without
+from prefixproxy.intake import (
+    OUR_HEADERS,
+    ClientGone,
+    decode_body,
+    header,
+    read_body,
+    target_of,
+    unless_gone,
+    until_stopped,
+    without,
+)
 from prefixproxy.lease import Lease
 from prefixproxy.plan import Planner
 from prefixproxy.prompt import Edit, Remove, SetKey
@@ -94,16 +104,17 @@ class Relay:
         )
         reply.more[OUR_HEADERS + b"request-id"] = exchange.id.encode()
         try:
-            raw = await self._admit(exchange, scope, receive)
+            with until_stopped():
+                raw = await self._admit(exchange, scope, receive)
+                run = _Run(self._parts, exchange, scope, reply)
+                if not await unless_gone(receive, run.work(raw)):
+                    exchange.outcome = Outcome.CLIENT_GONE
         except ClientGone:
             exchange.outcome = Outcome.CLIENT_GONE
         except ProxyError as failure:
-            exchange.outcome = Outcome.BAD_REQUEST
+            if not reply.finished:
+                exchange.outcome, exchange.refused = outcome_of(failure), failure.code
             await reply.error(failure)
-        else:
-            run = _Run(self._parts, exchange, scope, reply)
-            if not await unless_gone(receive, run.work(raw)):
-                exchange.outcome = Outcome.CLIENT_GONE
         self._parts.telemetry.record(exchange, reply.status or 0, self._parts.clock())
 
     async def _admit(self, exchange: Exchange, scope: Scope, receive: Receive) -> bytes:
@@ -168,7 +179,7 @@ class _Run:
         except ClientGone:
             exchange.outcome = Outcome.CLIENT_GONE
         except ProxyError as failure:
-            exchange.outcome, exchange.refused = _outcome_of(failure), failure.code
+            exchange.outcome, exchange.refused = outcome_of(failure), failure.code
             await self._reply.error(failure)
         except Exception:
             log.exception("request %s failed inside the proxy", exchange.id)
@@ -307,7 +318,7 @@ def tool_calls_of(message: dict[str, Any] | None) -> Iterator[tuple[str, str, st
             yield str(call.get("id")), str(function.get("name")), function["arguments"]
 
 
-def _outcome_of(failure: ProxyError) -> Outcome:
+def outcome_of(failure: ProxyError) -> Outcome:
     if isinstance(failure, Rejected):
         return Outcome.TIMED_OUT if failure.code == "queue_timeout" else Outcome.REJECTED
     if isinstance(failure, ContextLengthExceeded):

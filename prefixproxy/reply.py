@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Iterable
 
 import orjson
@@ -13,6 +14,8 @@ from prefixproxy.errors import ProxyError
 from prefixproxy.intake import ClientGone
 
 STALL_S = 300.0
+
+_STREAMS = re.compile(rb"event-stream|ndjson", flags=re.IGNORECASE)
 
 Headers = Iterable[tuple[bytes, bytes]]
 
@@ -25,6 +28,7 @@ class Reply:
     def __init__(self, send: Send, path: str) -> None:
         self._send = send
         self._path = path
+        self._takes_events = False
         self.status: int | None = None
         self.finished = False
         self.more: dict[bytes, bytes] = {}
@@ -34,7 +38,9 @@ class Reply:
         if self.status is not None:
             raise RuntimeError("a response has one head")
         self.status = status
-        await self._send({"type": "http.response.start", "status": status, "headers": [*headers, *self.more.items()]})
+        all_headers = [*headers, *self.more.items()]
+        self._takes_events = any(name == b"content-type" and _STREAMS.search(value) for name, value in all_headers)
+        await self._send({"type": "http.response.start", "status": status, "headers": all_headers})
 
     async def body(self, chunk: bytes) -> None:
         """One piece. Raises ClientGone when the client has read nothing for `STALL_S`: it holds a slot meanwhile."""
@@ -57,12 +63,14 @@ class Reply:
         await self.whole(status, [(b"content-type", b"application/json")], orjson.dumps(value))
 
     async def error(self, failure: ProxyError) -> None:
-        """The error as an answer; or, if the head is out, as the last event of the stream."""
+        """The error as an answer; or, if the head is out, as the last event of the stream. Any other body is left
+        unfinished: the server then closes the connection, which tells the client."""
         if self.status is None:
             await self.whole(failure.status, failure.headers(), failure.body(self._path))
         elif not self.finished:
             log.warning("%s broke off: %s", self._path, failure.message)
-            await self.end(error_event(self._path, failure))
+            if self._takes_events:
+                await self.end(error_event(self._path, failure))
 
 
 def error_event(path: str, failure: ProxyError) -> bytes:

@@ -1,4 +1,4 @@
-"""Runs the proxy: the embedded engine if it is needed, the socket, the server, and an orderly end."""
+"""Runs the proxy: the embedded engine if it is needed, the socket, the server, the signals that end it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ import logging
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
-
-import uvicorn
 
 from prefixproxy.app import EMBEDDED, Proxy, create_app
 from prefixproxy.engine import (
@@ -23,19 +21,13 @@ from prefixproxy.engine import (
     default_model,
 )
 from prefixproxy.errors import UsageError
+from prefixproxy.server import BACKLOG, Server
 from prefixproxy.settings import Settings
 from prefixproxy.upkeep import Upkeep
 
 DEFAULT_CTX_TOKENS = 4096
 ENGINE_START_S = 300.0
 """How long requests wait for the embedded engine to load its model before they are refused."""
-DRAIN_S = 30
-BACKLOG = 2048
-KEEP_ALIVE_S = 120
-"""How long an idle connection of a client is kept. Longer than clients keep theirs (httpx and with it the openai SDK
-5 s, undici 4 s, aiohttp 15 s, Go 90 s): the side that closes first must be the one that sends, or a request meets a
-socket that is just being closed. uvicorn's own 5 s are httpx's to the second."""
-
 log = logging.getLogger(__name__)
 
 
@@ -97,51 +89,58 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-class _Server(uvicorn.Server):
-    """Ends in order on SIGINT and SIGTERM, and with exit code 0: uvicorn would raise the signal once more at the end,
-    over the head of an engine that still has to be stopped."""
+class _Signals:
+    """Ends the server in order on SIGINT, SIGTERM and SIGHUP, from before it starts until its engine has stopped."""
+
+    def __init__(self) -> None:
+        self._server: Server | None = None
+        self._told = 0
+
+    def _tell(self) -> None:
+        self._told += 1
+        if self._server is not None:
+            self._server.tell_to_stop()
+
+    def end(self, server: Server) -> None:
+        """From now on they end this one; those that came already do so now."""
+        self._server = server
+        for _ in range(self._told):
+            server.tell_to_stop()
 
     @contextmanager
-    def capture_signals(self) -> Iterator[None]:
+    def heard(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self.handle_exit, number, None)
+        for number in _stop_signals():
+            loop.add_signal_handler(number, self._tell)
         try:
             yield
         finally:
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in _stop_signals():
                 loop.remove_signal_handler(number)
 
 
-def server_of(proxy: Proxy) -> uvicorn.Server:
-    """The HTTP server. Upstream's own `date` and `server` headers pass, so it adds none."""
-    config = uvicorn.Config(
-        proxy.app,
-        loop="uvloop",
-        http="httptools",
-        lifespan="on",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        date_header=False,
-        backlog=BACKLOG,
-        timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=DRAIN_S,
-    )
-    return _Server(config)
+def _stop_signals() -> list[int]:
+    """Nothing is reloaded on SIGHUP: a terminal that goes away ends us, unless nohup has us ignore that."""
+    hangup: int | None = getattr(signal, "SIGHUP", None)
+    told: list[int] = [signal.SIGINT, signal.SIGTERM]
+    return told if hangup is None or signal.getsignal(hangup) is signal.SIG_IGN else [*told, hangup]
+
+
+def server_of(proxy: Proxy) -> Server:
+    return Server(proxy.app, proxy.ending)
 
 
 async def serve(settings: Settings, on_listening: Callable[[str], None]) -> None:
-    """Until told to stop (SIGINT, SIGTERM). Raises UsageError before anything has started."""
+    """Until told to stop (SIGINT, SIGTERM, SIGHUP). Raises UsageError before anything has started."""
     engine = engine_settings(settings)
-    listener = bind(settings.server.host, settings.server.port)
-    try:
+    signals = _Signals()
+    with closing(bind(settings.server.host, settings.server.port)) as listener, signals.heard():
         async with wired(settings, engine) as proxy:
+            server = server_of(proxy)
+            signals.end(server)
             host, port = listener.getsockname()[:2]
             on_listening(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
-            await server_of(proxy).serve(sockets=[listener])
-    finally:
-        listener.close()
+            await server.serve(sockets=[listener])
 
 
 def run(settings: Settings, on_listening: Callable[[str], None]) -> None:

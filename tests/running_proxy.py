@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
-import uvicorn
 from stub_upstream import StubUpstream
 from threads import in_thread
 
 from prefixproxy.app import Proxy, create_app
 from prefixproxy.schedule_types import SchedulerSnapshot
-from prefixproxy.serving import bind, server_of
+from prefixproxy.server import Server
+from prefixproxy.serving import bind
 from prefixproxy.settings import load_settings, packaged_config
 from prefixproxy.types import SlotState
 
@@ -26,27 +26,13 @@ READY_TIMEOUT_S = 60.0
 class RunningProxy:
     url: str
     proxy: Proxy
-
-
-class _Server(uvicorn.Server):
-    """Leaves signals to the test runner; says when it listens."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        config.timeout_graceful_shutdown = 1
-        super().__init__(config)
-        self.up = asyncio.Event()
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    async def startup(self, sockets: Any = None) -> None:
-        await super().startup(sockets=sockets)
-        self.up.set()
+    server: Server
 
 
 @asynccontextmanager
-async def running_proxy(upstream: str, *, wait_ready: bool = True, **settings: Any) -> AsyncIterator[RunningProxy]:
+async def running_proxy(
+    upstream: str, *, wait_ready: bool = True, drain_s: float = 1.0, **settings: Any
+) -> AsyncIterator[RunningProxy]:
     """The proxy in front of `upstream`, in this event loop. `settings` are overrides with `__` for the dots."""
     overrides: dict[str, Any] = {name.replace("__", "."): value for name, value in settings.items()}
     overrides = {"state.path": ":memory:", "upstreams": [{"name": "local", "url": upstream}], **overrides}
@@ -60,7 +46,7 @@ async def listening(proxy: Proxy, *, wait_ready: bool = True) -> AsyncIterator[R
     """A proxy that is built already, on a socket of its own, in this event loop."""
     listener = bind("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    server = _Server(server_of(proxy).config)
+    server = Server(proxy.app, proxy.ending, drain_s)
     failure: BaseException | None = None
     async with asyncio.TaskGroup() as group:
         group.create_task(server.serve(sockets=[listener]))
@@ -68,10 +54,10 @@ async def listening(proxy: Proxy, *, wait_ready: bool = True) -> AsyncIterator[R
             await server.up.wait()
             if wait_ready:
                 await until_ready(url)
-            yield RunningProxy(url, proxy)
+            yield RunningProxy(url, proxy, server)
         except BaseException as error:  # noqa: BLE001 - raised as it is, once the server has ended in good order
             failure = error
-        server.should_exit = True
+        server.tell_to_stop()
     listener.close()
     if failure is not None:
         raise failure

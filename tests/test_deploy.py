@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
+from prefixproxy.engine import STOP_GRACE_S
+from prefixproxy.server import CUT_OFF_S, DRAIN_S, LAST_WORD_S
 from prefixproxy.settings import load_settings, packaged_config
 
 ROOT = Path(__file__).parent.parent
@@ -61,6 +63,20 @@ def test_the_port_is_published_on_loopback_only() -> None:
 def compose() -> dict[str, Any]:
     services: dict[str, Any] = yaml.safe_load(COMPOSE.read_text(encoding="utf-8"))["services"]
     return services
+
+
+def test_whoever_stops_the_proxy_waits_until_it_has_ended() -> None:
+    """Else it is killed within its drain, and clients are cut off."""
+    longest_s = DRAIN_S + LAST_WORD_S + CUT_OFF_S + STOP_GRACE_S
+    (unit_s,) = re.findall(
+        r"^TimeoutStopSec=(\d+)$", (ROOT / "deploy" / "prefixproxy.service").read_text(), re.MULTILINE
+    )
+    patience = [
+        unit_s,
+        str(compose()["prefixproxy"]["stop_grace_period"]).removesuffix("s"),
+        pod()["terminationGracePeriodSeconds"],
+    ]
+    assert [seconds for seconds in patience if int(seconds) < longest_s + 10] == []
 
 
 def manifests() -> dict[str, list[dict[str, Any]]]:

@@ -39,6 +39,7 @@ EDGES = {
     "passthrough",
     "relay",
     "reply",
+    "server",
     "serving",
     "settings*",
     "slotwork",

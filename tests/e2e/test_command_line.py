@@ -9,8 +9,9 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from typing import Any
 import httpx
 import orjson
 import pytest
+from stub_upstream import Exchange, StubUpstream
+from threads import in_thread
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -93,6 +96,13 @@ def until_ready(client: httpx.Client) -> None:
     assert status == 200
 
 
+def until_refused(url: str) -> None:
+    """Until no new connection is taken: two signals of one kind that come too close are one."""
+    with suppress(httpx.ConnectError):
+        while httpx.get(f"{url}/healthz").status_code == 200:
+            continue
+
+
 def one_line(result: subprocess.CompletedProcess[str], code: int, *parts: str) -> None:
     """The command ended with this code and one line beside its log that says all of this; never a traceback."""
     assert result.returncode == code, result.stderr
@@ -163,6 +173,58 @@ def test_a_stream_that_runs_is_ended_before_the_process_ends(tmp_path: Path) -> 
         assert served.process.wait(PATIENCE_S) == 0
     assert got.count(b'"Fine."') == 2000
     assert got.endswith(b"data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize("signals", [[signal.SIGINT, signal.SIGINT], [signal.SIGHUP, signal.SIGTERM]])
+def test_a_second_signal_ends_it_at_once_and_whoever_waits_is_told(signals: list[int], tmp_path: Path) -> None:
+    with (
+        in_thread("stub", StalledUpstream.running) as stub,
+        serve("--upstream", stub.url, cwd=tmp_path) as served,
+        httpx.Client(base_url=served.url, timeout=60) as client,
+        ThreadPoolExecutor() as pool,
+    ):
+        until_ready(client)
+        answer = pool.submit(client.post, "/v1/chat/completions", json=CHAT)
+        assert stub.busy.wait(PATIENCE_S)
+        first, second = signals
+        served.process.send_signal(first)
+        until_refused(served.url)
+        served.process.send_signal(second)
+        assert answer.result().status_code == 503
+        assert answer.result().json()["error"]["code"] == "upstream_unavailable"
+        assert served.process.wait(PATIENCE_S) == 0
+    assert not any("Traceback" in line or " ERROR " in line for line in served.lines)
+
+
+@dataclass
+class StalledUpstream:
+    """A server that never answers what it generates."""
+
+    url: str
+    busy: threading.Event = field(default_factory=threading.Event)
+
+    @classmethod
+    @asynccontextmanager
+    async def running(cls) -> AsyncIterator[StalledUpstream]:
+        async with StubUpstream() as stub:
+            found = cls(stub.url)
+
+            async def stall(exchange: Exchange) -> None:
+                found.busy.set()
+                await exchange.request.connection_gone.wait()
+
+            stub.next_answers.append(stall)
+            yield found
+
+
+def test_a_hangup_that_nohup_keeps_away_changes_nothing(tmp_path: Path) -> None:
+    previous = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with serve("--upstream", "http://127.0.0.1:9", cwd=tmp_path) as served:
+            served.process.send_signal(signal.SIGHUP)
+            assert httpx.get(f"{served.url}/healthz").status_code == 200
+    finally:
+        signal.signal(signal.SIGHUP, previous)
 
 
 def test_an_upstream_that_is_not_there_does_not_keep_the_proxy_from_starting(tmp_path: Path) -> None:
