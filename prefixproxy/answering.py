@@ -7,7 +7,7 @@ asked for are taken out, and the last, which carry the counts.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -17,13 +17,14 @@ from prefixproxy.assemble import ASSEMBLED, Assembler
 from prefixproxy.backends import UpstreamResponse
 from prefixproxy.backends.http import end_to_end
 from prefixproxy.body import Body
-from prefixproxy.errors import UpstreamFailed
+from prefixproxy.errors import BadRequest, UpstreamFailed
 from prefixproxy.exchange import Exchange
-from prefixproxy.intake import OUR_HEADERS, without
+from prefixproxy.intake import IDENTITY, OUR_HEADERS, decode_body, decoded, without
 from prefixproxy.lease import Lease
+from prefixproxy.outcomes import outcome_of_answer
 from prefixproxy.reply import Reply
-from prefixproxy.sse import ProgressFilter, SSEOverflow, SSEReader, StreamTail, object_of
-from prefixproxy.types import Api, Outcome, Usage
+from prefixproxy.sse import ProgressFilter, SSEOverflow, SSEReader, StreamTail, is_error, object_of
+from prefixproxy.types import Api, Outcome
 from prefixproxy.usage import usage_from
 
 MAX_ANSWER_BYTES = 256 << 20
@@ -35,7 +36,7 @@ log = logging.getLogger(__name__)
 
 _STREAM_HEADERS = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 """A buffering proxy in front of us would hold the events back (nginx reads the second one)."""
-_STREAM_DROPS = frozenset({b"content-length", b"cache-control", b"x-accel-buffering"})
+_STREAM_DROPS = frozenset({b"content-length", b"content-encoding", b"cache-control", b"x-accel-buffering"})
 
 
 Finish = Callable[[], Awaitable[None]]
@@ -89,7 +90,7 @@ class Answering:
     async def _relay_stream(self, response: UpstreamResponse, headers: Headers) -> Finish:
         progress, tail, kept = self._progress, self._tail, _Kept()
         await self._reply.start(response.status, [*without(headers, _STREAM_DROPS), *_STREAM_HEADERS])
-        async for chunk in response.chunks():
+        async for chunk in _stream_of(response, headers):
             tail.feed(chunk)
             out = progress.feed(chunk)
             if progress.first_token_seen:
@@ -97,10 +98,14 @@ class Answering:
             if out:
                 kept.add(out)
                 await self._reply.body(out)
-        rest = progress.close()
-        last = tail.last_objects()
+        rest, last = progress.close(), tail.last_objects()
+        failed = any(is_error(each) for each in last[-1:])
+        if not failed and not tail.ended(self._exchange.api):
+            if rest:
+                await self._reply.body(rest)
+            raise UpstreamFailed("the upstream ended its stream before the answer did")
         self._learn(last)
-        if any(isinstance(each.get("error"), dict) for each in last[-1:]):
+        if failed:
             self._exchange.outcome, self._lease.ok = Outcome.UPSTREAM_ERROR, False
 
         async def finish() -> None:
@@ -112,7 +117,7 @@ class Answering:
     async def _relay_assembled(self, response: UpstreamResponse, headers: Headers) -> Finish:
         """A client that wants JSON gets what the server would have said without streaming."""
         reader, assembler = SSEReader(), Assembler(self._exchange.api, self._body.data)
-        async for chunk in response.chunks():
+        async for chunk in _stream_of(response, headers):
             _feed(assembler, reader, self._progress.feed(chunk))
             if self._progress.first_token_seen:
                 self._first_token()
@@ -126,14 +131,12 @@ class Answering:
             self.said = body
             self._count()
         else:
-            self._exchange.outcome = Outcome.UPSTREAM_ERROR
+            self._exchange.outcome = outcome_of_answer(status)
         return partial(self._reply.whole, status, _as_json(headers), payload)
 
     async def _relay_plain(self, response: UpstreamResponse, headers: Headers) -> Finish:
         """The body as it is. Its length header, if it has one, stays right: not a byte is changed."""
         parts, size = [], 0
-        if response.status >= 400:
-            self._exchange.outcome = Outcome.UPSTREAM_ERROR
         async for chunk in response.chunks():
             parts.append(chunk)
             size += len(chunk)
@@ -141,9 +144,11 @@ class Answering:
                 raise UpstreamFailed(f"the upstream's answer is larger than {MAX_ANSWER_BYTES} bytes")
         body = b"".join(parts)
         self._lease.idle = True
-        if response.status < 400:
+        answer = _answer_in(body, headers)
+        self._exchange.outcome = outcome_of_answer(response.status, is_answer=answer is not None)
+        if self._exchange.outcome is Outcome.OK and answer is not None:
             self._lease.ok = True
-            self._exchange.usage = _usage_of_plain(self._exchange.api, body)
+            self._exchange.usage = usage_from(self._exchange.api, [answer])
             self._count()
         return partial(self._reply.whole, response.status, without(headers, frozenset({b"content-length"})), body)
 
@@ -229,12 +234,23 @@ def _feed(assembler: Assembler, reader: SSEReader, chunk: bytes) -> None:
             assembler.feed(value)
 
 
-def _usage_of_plain(api: Api, body: bytes) -> Usage:
+def _stream_of(response: UpstreamResponse, headers: Headers) -> AsyncIterator[bytes]:
+    """The stream's bytes as its writer meant them; no encoding was asked for, and next to no server uses one."""
+    coding = _coding_of(headers)
+    return response.chunks() if coding in IDENTITY else decoded(response.chunks(), coding)
+
+
+def _answer_in(body: bytes, headers: Headers) -> dict[str, Any] | None:
+    """The JSON object that a whole body is, None if it is none."""
     try:
-        answer = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return Usage()
-    return usage_from(api, [answer]) if isinstance(answer, dict) else Usage()
+        answer = orjson.loads(decode_body(body, _coding_of(headers), MAX_ANSWER_BYTES))
+    except (orjson.JSONDecodeError, BadRequest):
+        return None
+    return answer if isinstance(answer, dict) else None
+
+
+def _coding_of(headers: Headers) -> str:
+    return b",".join(value for name, value in headers if name == b"content-encoding").decode("latin-1").strip().lower()
 
 
 def _as_json(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:

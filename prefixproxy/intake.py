@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import zstandard
 from starlette.types import Receive, Scope
 
-from prefixproxy.errors import BadRequest, UpstreamUnavailable
+from prefixproxy.errors import BadRequest, UpstreamFailed, UpstreamUnavailable
 
 OUR_HEADERS = b"x-prefixproxy-"
 """Hints in requests, facts in answers; none is ever forwarded."""
 
 IDENTITY = frozenset({"", "identity"})
 GZIP = frozenset({"gzip", "x-gzip"})
+_PIECE_BYTES = 1 << 20
 BACK_IN_S = 5.0
 """When to try again at a proxy that is being stopped: a restart takes about so long."""
 _ZSTD_BITE_BYTES = 512
@@ -66,6 +67,24 @@ def decode_body(body: bytes, content_encoding: str, limit: int) -> bytes:
     for coding in reversed([c.strip().lower() for c in content_encoding.split(",")]):
         body = _decode_one(body, coding, limit)
     return body
+
+
+async def decoded(chunks: AsyncIterator[bytes], coding: str) -> AsyncIterator[bytes]:
+    """An answer's chunks with its `Content-Encoding` undone as they come, in pieces of at most 1 MiB.
+
+    Raises UpstreamFailed for a coding other than gzip and deflate (none was asked for), and for bytes that are none.
+    """
+    if coding not in GZIP | {"deflate"}:
+        raise UpstreamFailed(f"the upstream encoded its stream as {coding!r}, which nobody asked for")
+    decoder = zlib.decompressobj(zlib.MAX_WBITS | 32)
+    try:
+        async for chunk in chunks:
+            piece = decoder.decompress(chunk, _PIECE_BYTES)
+            while piece:
+                yield piece
+                piece = decoder.decompress(decoder.unconsumed_tail, _PIECE_BYTES)
+    except zlib.error as failure:
+        raise UpstreamFailed(f"the upstream's stream is no valid {coding} data") from failure
 
 
 def _decode_one(body: bytes, coding: str, limit: int) -> bytes:

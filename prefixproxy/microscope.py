@@ -191,7 +191,7 @@ OUTCOME_ADVICE: dict[Outcome, str] = {
     Outcome.UPSTREAM_ERROR: "Read the upstream's own error and its log: it failed on this request.",
     Outcome.CLIENT_GONE: "Raise the client's timeout if it gave up waiting; what was evaluated by then stays cached.",
     Outcome.REJECTED: "Let the client wait and try again, or raise admission.queue_limit; a prompt that does not fit"
-    " needs a larger context per slot.",
+    " needs a larger context per slot, and status 401 a valid API key.",
     Outcome.TIMED_OUT: "Raise admission.queue_timeout, run fewer lanes at once, or give the server more slots.",
     Outcome.UPSTREAM_DOWN: "Start the upstream, or correct its URL: none was ready.",
     Outcome.BAD_REQUEST: "Correct the request: the error the client got says what is wrong with it.",

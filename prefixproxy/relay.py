@@ -23,7 +23,7 @@ from prefixproxy.backends import UpstreamResponse
 from prefixproxy.backends.http import end_to_end
 from prefixproxy.body import Body
 from prefixproxy.dispatch import Dispatcher
-from prefixproxy.errors import ContextLengthExceeded, ProxyError, Rejected, UpstreamFailed, UpstreamUnavailable
+from prefixproxy.errors import ProxyError, UpstreamFailed, UpstreamUnavailable
 from prefixproxy.exchange import (
     Exchange,
     Hints,
@@ -46,6 +46,7 @@ from prefixproxy.intake import (
     without,
 )
 from prefixproxy.lease import Lease
+from prefixproxy.outcomes import outcome_of_error
 from prefixproxy.plan import Planner
 from prefixproxy.prompt import Edit, Remove, SetKey
 from prefixproxy.reply import Reply
@@ -61,6 +62,8 @@ SERVICE_UNAVAILABLE = 503
 _RESUMABLE = b"x-conversation-id"
 """It turns on resumable streams, which run on after a disconnect (server-stream.cpp): the slot would not come free."""
 _NOT_FORWARDED = frozenset({b"content-length", b"content-encoding", b"accept-encoding", b"expect", _RESUMABLE})
+_PLAIN = ((b"accept-encoding", b"identity"),)
+"""What comes back has to be read here; the client may be offered any encoding by whoever stands before us."""
 
 log = logging.getLogger(__name__)
 
@@ -113,7 +116,8 @@ class Relay:
             exchange.outcome = Outcome.CLIENT_GONE
         except ProxyError as failure:
             if not reply.finished:
-                exchange.outcome, exchange.refused = outcome_of(failure), failure.code
+                exchange.outcome = outcome_of_error(failure)
+                exchange.refused = failure.code if reply.status is None else ""
             await reply.error(failure)
         self._parts.telemetry.record(exchange, reply.status or 0, self._parts.clock())
 
@@ -179,7 +183,7 @@ class _Run:
         except ClientGone:
             exchange.outcome = Outcome.CLIENT_GONE
         except ProxyError as failure:
-            exchange.outcome, exchange.refused = outcome_of(failure), failure.code
+            exchange.outcome, exchange.refused = outcome_of_error(failure), failure.code
             await self._reply.error(failure)
         except Exception:
             log.exception("request %s failed inside the proxy", exchange.id)
@@ -274,7 +278,7 @@ class _Run:
         """Send it. A slot that was never reached is idle."""
         started = self._clock()
         payload = self._exchange.planned().rendered(control)
-        headers = [*self._headers, (b"content-length", str(len(payload)).encode())]
+        headers = [*self._headers, *_PLAIN, (b"content-length", str(len(payload)).encode())]
         self._exchange.times.own_s += self._clock() - started
         try:
             return await lease.backend.open("POST", self._exchange.target, headers, payload)
@@ -316,13 +320,3 @@ def tool_calls_of(message: dict[str, Any] | None) -> Iterator[tuple[str, str, st
         function = call.get("function") if isinstance(call, dict) else None
         if isinstance(function, dict) and isinstance(function.get("arguments"), str):
             yield str(call.get("id")), str(function.get("name")), function["arguments"]
-
-
-def outcome_of(failure: ProxyError) -> Outcome:
-    if isinstance(failure, Rejected):
-        return Outcome.TIMED_OUT if failure.code == "queue_timeout" else Outcome.REJECTED
-    if isinstance(failure, ContextLengthExceeded):
-        return Outcome.REJECTED
-    if isinstance(failure, UpstreamUnavailable):
-        return Outcome.UPSTREAM_DOWN
-    return Outcome.UPSTREAM_ERROR if failure.status >= 500 else Outcome.BAD_REQUEST

@@ -16,6 +16,7 @@ from prefixproxy.intake import ClientGone
 STALL_S = 300.0
 
 _STREAMS = re.compile(rb"event-stream|ndjson", flags=re.IGNORECASE)
+_EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
 
 Headers = Iterable[tuple[bytes, bytes]]
 
@@ -28,7 +29,8 @@ class Reply:
     def __init__(self, send: Send, path: str) -> None:
         self._send = send
         self._path = path
-        self._takes_events = False
+        self._streams = b""
+        self._last = _EVENT_ENDS[0]
         self.status: int | None = None
         self.finished = False
         self.more: dict[bytes, bytes] = {}
@@ -39,11 +41,14 @@ class Reply:
             raise RuntimeError("a response has one head")
         self.status = status
         all_headers = [*headers, *self.more.items()]
-        self._takes_events = any(name == b"content-type" and _STREAMS.search(value) for name, value in all_headers)
+        for name, value in all_headers:
+            if name == b"content-type" and (found := _STREAMS.search(value)):
+                self._streams = found[0].lower()
         await self._send({"type": "http.response.start", "status": status, "headers": all_headers})
 
     async def body(self, chunk: bytes) -> None:
         """One piece. Raises ClientGone when the client has read nothing for `STALL_S`: it holds a slot meanwhile."""
+        self._last = chunk or self._last
         try:
             async with asyncio.timeout(STALL_S):
                 await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
@@ -69,14 +74,15 @@ class Reply:
             await self.whole(failure.status, failure.headers(), failure.body(self._path))
         elif not self.finished:
             log.warning("%s broke off: %s", self._path, failure.message)
-            if self._takes_events:
-                await self.end(error_event(self._path, failure))
+            if self._streams == b"ndjson":
+                await self.end((b"" if self._last.endswith(b"\n") else b"\n") + failure.body(self._path) + b"\n")
+            elif self._streams:
+                # An event that broke off in its middle must not swallow this one.
+                gap = b"" if self._last.endswith(_EVENT_ENDS) else b"\n\n"
+                await self.end(gap + error_event(self._path, failure))
 
 
 def error_event(path: str, failure: ProxyError) -> bytes:
-    """The error as a stream of this API tells it."""
-    body = failure.body(path)
-    if path.startswith("/api/"):
-        return body + b"\n"
-    named = b"event: error\n" if path.startswith(("/v1/messages", "/v1/responses")) else b""
-    return named + b"data: " + body + b"\n\n"
+    """The error as a server-sent event of this API."""
+    named = b"event: error\n" if path.startswith(("/v1/messages", "/v1/responses", "/responses")) else b""
+    return named + b"data: " + failure.body(path) + b"\n\n"

@@ -26,6 +26,12 @@ _TIMINGS = b'"timings":{'
 _PROGRESS = b',"prompt_progress":{'
 _ROLE_DELTA = {"role": "assistant", "content": None}
 _NO_TOKEN_YET = frozenset({"response.created", "response.in_progress"})
+_DONE = b"[DONE]"
+_LAST_TYPES = frozenset({"response.completed", "response.incomplete", "message_stop"})
+_ERROR_TYPES = frozenset({"error", "response.failed"})
+_NATIVE = frozenset({Api.COMPLETION, Api.INFILL})
+_LAST_FEW = 4
+"""Between the end of an answer and the end of its stream there is at most the usage and "[DONE]"."""
 
 
 class SSEOverflow(Exception):
@@ -132,7 +138,15 @@ class StreamTail:
         cut = [] if self.total_bytes <= self._limit else lines[:1]
         return ([line.strip() for line in cut] + _data_lines(lines[len(cut) :]))[-count:]
 
-    def last_objects(self, count: int = 4) -> list[dict[str, Any]]:
+    def ended(self, api: Api) -> bool:
+        """Whether the stream had its end: "[DONE]", or the event that closes an answer of this API. Of an event that
+        was too long to keep, that it is whole: none but the last is so long."""
+        last = self.last_events(_LAST_FEW)
+        if self.total_bytes > self._limit and len(last) < _LAST_FEW and last[:1] and last[0].endswith(b"}"):
+            return True
+        return any(data == _DONE or is_end(api, _object(data) or {"stop": False}) for data in last)
+
+    def last_objects(self, count: int = _LAST_FEW) -> list[dict[str, Any]]:
         """The JSON objects of the first event and of the last `count`, in the order they came; the first may be there
         twice. Of an event that was too long to keep, its `timings`: llama-server writes them behind all that is long.
         """
@@ -141,6 +155,22 @@ class StreamTail:
             value = _object(data)
             found += [value] if value is not None else _timings_in(data)
         return found
+
+
+def is_error(value: dict[str, Any]) -> bool:
+    """Whether an event tells an error, as OpenAI, Anthropic or Ollama spell it."""
+    return isinstance(value.get("error"), dict | str) or value.get("type") in _ERROR_TYPES
+
+
+def is_end(api: Api, value: dict[str, Any]) -> bool:
+    """Whether an event closes an answer of this API."""
+    if value.get("type") in _LAST_TYPES or value.get("done") is True:
+        return True
+    if api in _NATIVE:
+        # `response_fields` may have taken `stop` out of the last object, never out of the others.
+        return value.get("stop") is not False and "prompt_progress" not in value and not is_error(value)
+    choices = value.get("choices")
+    return any(isinstance(c, dict) and c.get("finish_reason") for c in choices) if isinstance(choices, list) else False
 
 
 def _data_lines(lines: list[bytes]) -> list[bytes]:

@@ -18,7 +18,7 @@ from prefixproxy.classify import History
 from prefixproxy.errors import ContextLengthExceeded
 from prefixproxy.exchange import Exchange
 from prefixproxy.journal import Journal, record_json
-from prefixproxy.metrics import Metrics
+from prefixproxy.metrics import REJECT_REASONS, Metrics
 from prefixproxy.microscope import Strips, strip_of
 from prefixproxy.misses import Evidence
 from prefixproxy.plan import Plan
@@ -86,15 +86,14 @@ class Telemetry:
             self.trend.request(record, rate, record.time + record.total_ms / 1e3)
             self._count_family(record)
             log.info("%s", orjson.dumps(record_json(record)).decode())
-            if record.outcome in (Outcome.REJECTED, Outcome.TIMED_OUT, Outcome.UPSTREAM_DOWN):
-                self._count_refusal(exchange, record.model)
+            self._count_refusal(exchange, record.model)
 
     def _count_refusal(self, exchange: Exchange, model: str) -> None:
-        if exchange.refused != ContextLengthExceeded.code:
+        if exchange.refused in REJECT_REASONS:
             self.metrics.rejected(exchange.refused)
-        elif exchange.measured.exceeded == "tenant":
+        elif exchange.refused == ContextLengthExceeded.code and exchange.measured.exceeded == "tenant":
             self.metrics.rejected("tenant_limit")
-        else:
+        elif exchange.refused == ContextLengthExceeded.code:
             self.metrics.context_rejected(model)
 
     def families(self) -> list[dict[str, Any]]:

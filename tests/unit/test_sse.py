@@ -12,6 +12,7 @@ from prefixproxy.sse import (
     SSEReader,
     StreamTail,
     data_of,
+    is_error,
     object_of,
 )
 from prefixproxy.types import Api
@@ -249,3 +250,58 @@ def test_a_stream_cut_in_its_first_event_is_not_swallowed() -> None:
 def test_malformed_progress_passes_as_the_first_event(malformed: object) -> None:
     event = sse({"choices": [{"delta": ROLE}], "prompt_progress": malformed})
     assert ProgressFilter(Api.CHAT).feed(event) == event
+
+
+DONE = b"data: [DONE]\n\n"
+FINISHED = {"choices": [{"delta": {}, "finish_reason": "stop"}]}
+USAGE = {"choices": [], "usage": {"prompt_tokens": 1}}
+
+
+@pytest.mark.parametrize(
+    ("api", "stream", "ended"),
+    [
+        (Api.CHAT, b"", False),
+        (Api.CHAT, b": ping\n\n", False),
+        (Api.CHAT, sse(FIRST), False),
+        (Api.CHAT, sse(FIRST, FINISHED), True),
+        (Api.CHAT, sse(FIRST, FINISHED, USAGE), True),
+        (Api.CHAT, sse(FIRST) + DONE, True),
+        (Api.CHAT, sse(FIRST) + DONE.strip(), True),
+        (Api.CHAT, sse(FIRST, FINISHED)[:-12], False),
+        (Api.COMPLETIONS, sse({"choices": [{"text": "a", "finish_reason": None}]}), False),
+        (Api.COMPLETIONS, sse({"choices": [{"text": "", "finish_reason": "length"}]}), True),
+        (Api.COMPLETION, sse({"content": "a", "stop": False}), False),
+        (Api.COMPLETION, sse({"content": "", "prompt_progress": PROGRESS}), False),
+        (Api.COMPLETION, sse({"content": "a", "stop": False}, {"content": "", "stop": True}), True),
+        (Api.COMPLETION, sse({"content": "a", "stop": False}, {"model": "only what response_fields asked for"}), True),
+        (Api.COMPLETION, sse({"content": "a", "stop": False}, {"error": {"code": 500}}), False),
+        (Api.RESPONSES, sse({"type": "response.output_text.delta"}), False),
+        (Api.RESPONSES, sse({"type": "response.completed"}), True),
+        (Api.RESPONSES, sse({"type": "response.incomplete"}), True),
+        (Api.MESSAGES, sse({"type": "message_delta"}), False),
+        (Api.MESSAGES, sse({"type": "message_delta"}, {"type": "message_stop"}), True),
+        (Api.OLLAMA_CHAT, b'{"message":{},"done":false}\n', False),
+        (Api.OLLAMA_CHAT, b'{"message":{},"done":false}\n{"done":true}\n', True),
+    ],
+)
+def test_a_stream_has_its_end_or_has_not(api: Api, stream: bytes, ended: bool) -> None:
+    tail = StreamTail()
+    tail.feed(stream)
+    assert tail.ended(api) is ended
+
+
+@pytest.mark.parametrize(("cut", "ended"), [(0, True), (3, False)])
+def test_a_last_event_too_long_to_keep_is_the_end_if_it_is_whole(cut: int, ended: bool) -> None:
+    long = sse({"content": "", "prompt": "x" * 5000, "stop": True}).rstrip()
+    tail = StreamTail(tail_bytes=1000)
+    tail.feed(sse({"content": "a", "stop": False}) + long[: len(long) - cut])
+    assert tail.ended(Api.COMPLETION) is ended
+
+
+@pytest.mark.parametrize(
+    "event",
+    [{"error": {"message": "m"}}, {"error": "m"}, {"type": "error", "message": "m"}, {"type": "response.failed"}],
+)
+def test_errors_are_known_in_every_spelling(event: dict[str, object]) -> None:
+    assert is_error(event)
+    assert not is_error({"type": "response.completed", "response": {"error": None}})
