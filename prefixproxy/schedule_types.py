@@ -84,6 +84,12 @@ class Ticket:
     needs_ctx: int = 0
 
 
+MAX_WARM_S, MAX_COPY_S = 900.0, 30.0
+_MARGIN_S = 5.0
+WARM_WORK_S, COPY_WORK_S = MAX_WARM_S - _MARGIN_S, MAX_COPY_S - _MARGIN_S
+"""What the work itself may take: it is given up, and its slot asked for, before the scheduler stops waiting for it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Policy:
     """What an operator may tune while requests run; `Scheduler.set_policy` makes it effective at once.
@@ -102,9 +108,9 @@ class Policy:
     gather_s: float = 0.02
     assumed_prefill_rate: float = 200.0
     """Tokens per second, until an upstream has been measured."""
-    max_warm_s: float = 900.0
+    max_warm_s: float = MAX_WARM_S
     """A warm-up that takes longer counts as failed, and whoever was held for it is released."""
-    max_copy_s: float = 30.0
+    max_copy_s: float = MAX_COPY_S
     """The same for one save or restore."""
     foreign_quiet_s: float = 10.0
     """An upstream is pinned to again when no foreign request was seen on it for this long."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 
 from prefixproxy.backends import Backend, CopyResult
 from prefixproxy.errors import ProxyError, UpstreamUnavailable
 from prefixproxy.lease import Watch
-from prefixproxy.schedule_types import Restore, Save, Warm, WarmResult
+from prefixproxy.schedule_types import COPY_WORK_S, WARM_WORK_S, Restore, Save, Warm, WarmResult
 from prefixproxy.types import Usage
 from prefixproxy.warming import Rendering, root_tokens
 
@@ -29,7 +30,7 @@ class SlotWork:
     async def warm(self, backend: Backend, effect: Warm, lanes: Sequence[Rendering]) -> WarmResult:
         result = WarmResult(ok=False)
         usage: Usage | None = None
-        with self._reporting(backend, "a warm-up"):
+        async with self._reporting(backend, "a warm-up", WARM_WORK_S):
             cost = await backend.warm(effect.slot, await root_tokens(backend, lanes))
             usage = cost.usage
             result = WarmResult(ok=True, n_tokens=cost.n_tokens, seconds=(cost.usage.prompt_ms or 0.0) / 1e3)
@@ -39,22 +40,25 @@ class SlotWork:
 
     async def save(self, backend: Backend, effect: Save) -> CopyResult | None:
         done = None
-        with self._reporting(backend, "a save"):
+        async with self._reporting(backend, "a save", COPY_WORK_S):
             done = await backend.save(effect.slot, effect.file)
         return done
 
     async def restore(self, backend: Backend, effect: Restore) -> CopyResult | None:
         done = None
-        with self._reporting(backend, "a restore"):
+        async with self._reporting(backend, "a restore", COPY_WORK_S):
             done = await backend.restore(effect.slot, effect.file)
         self._watch.fork(backend.name, "failed" if done is None else "ok", 0.0 if done is None else done.seconds)
         return done
 
-    @contextmanager
-    def _reporting(self, backend: Backend, what: str) -> Iterator[None]:
-        """A job that fails leaves its report as it stood; the scheduler decides what that means."""
+    @asynccontextmanager
+    async def _reporting(self, backend: Backend, what: str, limit_s: float) -> AsyncIterator[None]:
+        """A job that fails or takes too long leaves its report as it stood; the scheduler decides what that means."""
         try:
-            yield
+            async with asyncio.timeout(limit_s):
+                yield
+        except TimeoutError:
+            log.warning("%s on %s took longer than %g s", what, backend.name, limit_s)
         except UpstreamUnavailable as failure:
             log.warning("%s on %s failed: %s", what, backend.name, failure.message)
             self._lost(backend, failure)

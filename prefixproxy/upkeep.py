@@ -56,6 +56,8 @@ class UpstreamState:
     """Its process is started anew whenever it ends, and takes this long at the most; 0: nobody here starts it."""
     back_since: float | None = None
     read_at: float = float("-inf")
+    told_down: bool = False
+    """The log has it: once for each time it is down, not for each probe that finds it so."""
     probe_now: asyncio.Event = field(default_factory=asyncio.Event)
     read_now: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -119,7 +121,7 @@ class Upkeep:
         if self.state.restart_s:
             self.state.back_by = self._clock() + self.state.restart_s
         if self.state.health is Health.UP:
-            log.warning("upstream %s is lost: %s", self.state.backend.name, why)
+            self._tell_down("is lost", why)
             self._listener.lost(self.state.backend.name)
         self._is_down(why, loading=False)
         self.state.pause_s = FIRST_PAUSE_S
@@ -153,7 +155,7 @@ class Upkeep:
         else:
             self.state.back_since = None if self.state.facts is None else self._clock()
             self.state.facts, self.state.failure, self.state.health = facts, "", Health.UP
-            self.state.pause_s, self.state.back_by = FIRST_PAUSE_S, float("-inf")
+            self.state.pause_s, self.state.back_by, self.state.told_down = FIRST_PAUSE_S, float("-inf"), False
             log.info("upstream %s is up: %s, %d slots", facts.name, facts.kind, facts.n_slots)
             self._listener.up(facts)
 
@@ -179,7 +181,13 @@ class Upkeep:
             self.state.health = Health.LOADING
         else:
             self.state.health = Health.STARTING if self.state.facts is None else Health.LOST
+            self._tell_down("is not up", why)
             self._listener.not_coming()
+
+    def _tell_down(self, what: str, why: str) -> None:
+        if not self.state.told_down:
+            log.warning("upstream %s (%s) %s: %s", self.state.backend.name, self.state.backend.url, what, why)
+            self.state.told_down = True
 
     async def _look(self) -> None:
         """One round at a live upstream."""

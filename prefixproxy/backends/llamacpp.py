@@ -25,7 +25,6 @@ _COUNTING = {
     Api.RESPONSES: "/v1/responses/input_tokens",
     Api.MESSAGES: "/v1/messages/count_tokens",
 }
-PREFILL_TIMEOUT_S = 3600.0
 
 
 class LlamaServer(HttpUpstream):
@@ -101,7 +100,8 @@ class LlamaServer(HttpUpstream):
 
     async def warm(self, slot: SlotId, tokens: Sequence[int]) -> WarmCost:
         """`n_predict: 0` samples one token and drops it: the slot then holds exactly `tokens`
-        (server-context.cpp, handle_last_sampled_token)."""
+        (server-context.cpp, handle_last_sampled_token). How long that may take is the caller's to say: leaving the
+        connection stops it."""
         body = {
             "prompt": list(tokens),
             "id_slot": slot.slot,
@@ -109,7 +109,7 @@ class LlamaServer(HttpUpstream):
             "cache_prompt": True,
             "response_fields": ["timings", "id_slot", "tokens_cached"],
         }
-        answer = await self.call("POST", "/completion", body, timeout_s=PREFILL_TIMEOUT_S)
+        answer = await self.call("POST", "/completion", body, timeout_s=None)
         held = answer.get("tokens_cached")
         if held != len(tokens):
             raise UpstreamFailed(f"upstream {self.name}: slot {slot.slot} holds {held} tokens, not {len(tokens)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import cast
@@ -23,6 +24,7 @@ class Scripted:
     """A backend that says what it is told to."""
 
     name = "local"
+    url = "http://box:8080"
 
     def __init__(self) -> None:
         self.probe_fails: Exception | None = None
@@ -132,3 +134,50 @@ async def test_a_look_that_fails_loses_the_upstream_until_a_probe_succeeds() -> 
         backend.slots_fail = backend.probe_fails = None
         await until(lambda: heard.events.count("up") == 2)
     assert [e for e in heard.events if e != "not coming"] == ["up", "lost", "up"]
+
+
+async def test_the_log_says_once_that_it_is_down_and_once_that_it_is_up(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "prefixproxy.upkeep")
+    backend, heard = Scripted(), Heard()
+    backend.probe_fails = UpstreamUnavailable("nobody listens")
+    async with kept(backend, heard) as keeper:
+        await probed(backend, keeper, 3)
+        backend.probe_fails = None
+        await up_again(keeper)
+        for _ in range(2):
+            backend.slots_fail = backend.probe_fails = UpstreamUnavailable("refused")
+            keeper.read_soon()
+            await probed(backend, keeper, 2)
+            backend.slots_fail = backend.probe_fails = None
+            await up_again(keeper)
+    down = ("WARNING", "upstream local (http://box:8080) is not up: nobody listens")
+    lost = ("WARNING", "upstream local (http://box:8080) is lost: refused")
+    up = ("INFO", "upstream local is up: llama-server, 2 slots")
+    assert [(r.levelname, r.getMessage()) for r in caplog.records] == [down, up, lost, up, lost, up]
+
+
+async def probed(backend: Scripted, keeper: Upkeep, times: int) -> None:
+    goal = backend.probes + times
+
+    def again() -> bool:
+        keeper.state.probe_now.set()
+        return backend.probes >= goal
+
+    await until(again)
+
+
+async def up_again(keeper: Upkeep) -> None:
+    keeper.state.probe_now.set()
+    await until(lambda: keeper.state.health is Health.UP)
+
+
+async def test_a_server_that_loads_is_no_reason_to_warn_until_it_is_not_there(caplog: pytest.LogCaptureFixture) -> None:
+    backend, heard = Scripted(), Heard()
+    backend.probe_fails = UpstreamLoading("loading")
+    async with kept(backend, heard) as keeper:
+        await until(lambda: keeper.state.health is Health.LOADING)
+        assert caplog.records == []
+        backend.probe_fails = UpstreamUnavailable("refused")
+        keeper.state.probe_now.set()
+        await until(lambda: keeper.state.health is Health.STARTING)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
