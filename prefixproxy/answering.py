@@ -127,6 +127,8 @@ class Answering:
         self._learn([body])
         payload = orjson.dumps(body)
         self._exchange.times.own_s += self._clock() - started
+        if not assembler.exact:
+            self._mark_inexact()
         if status == 200:
             self.said = body
             self._count()
@@ -151,6 +153,12 @@ class Answering:
             self._exchange.usage = usage_from(self._exchange.api, [answer])
             self._count()
         return partial(self._reply.whole, response.status, without(headers, frozenset({b"content-length"})), body)
+
+    def _mark_inexact(self) -> None:
+        """The server may have held back a few last characters that a stream never shows: half a character, or what
+        could have become a stop word, at the token limit. Asking again would cost the whole answer."""
+        self._reply.more[OUR_HEADERS + b"assembled"] = b"inexact"
+        log.info("request %s: the end of its answer may lack text that the server held back", self._exchange.id)
 
     def _learn(self, objects: list[dict[str, Any]]) -> None:
         """The stream ended by itself: the slot is idle, and the last events say what it cost."""

@@ -10,7 +10,8 @@ from typing import Any
 import httpx
 import orjson
 import pytest
-from running_proxy import RunningProxy, eventually, proxied_stub
+from running_engine import RunningEngine
+from running_proxy import RunningProxy, eventually, proxied_stub, running_proxy
 from stub_upstream import Exchange, Script, event, timings_of
 
 from prefixproxy.types import Outcome
@@ -203,3 +204,35 @@ async def test_a_stream_that_cannot_be_decoded_is_an_error(coding: bytes, sent: 
         answer = await client.post(CHAT, json={**MESSAGES, "stream": True})
         assert orjson.loads(answer.text.removeprefix("data: "))["error"]["code"] == "upstream_error"
         assert await outcome_of_last(running) is Outcome.UPSTREAM_ERROR
+
+
+@pytest.mark.parametrize(("shown", "marked"), [(2, False), (1, True)])
+async def test_a_json_answer_whose_last_token_never_showed_says_so(shown: int, marked: bool) -> None:
+    """Two tokens were generated; the text that came last was the `shown`th."""
+    first = {"index": 0, "delta": {"role": "assistant", "content": "Fi"}, "finish_reason": None}
+    token = event({"choices": [first], "timings": timings_of(7, predicted_n=shown)})
+    limit = {"index": 0, "delta": {}, "finish_reason": "length"}
+    end = event({"choices": [limit], "timings": timings_of(7, predicted_n=2)})
+    async with proxied_stub() as (stub, running), httpx.AsyncClient(base_url=running.url) as client:
+        stub.next_answers.append(streaming(token, end, DONE))
+        answer = await client.post(CHAT, json=MESSAGES)
+        assert answer.json()["choices"][0]["message"]["content"] == "Fi"
+        assert answer.headers.get("x-prefixproxy-assembled") == ("inexact" if marked else None)
+        assert await outcome_of_last(running) is Outcome.OK
+
+
+@pytest.mark.engine
+async def test_text_held_back_at_the_limit_is_marked(engine: RunningEngine) -> None:
+    """All but the first letter could become the stop word, until the limit comes: what is lost is said to be."""
+    short = 0
+    async with running_proxy(engine.url) as running, httpx.AsyncClient(base_url=running.url, timeout=60) as client:
+        for seed in range(6):
+            body = {"prompt": "hi", "grammar": 'root ::= "b" [a]+', "stop": ["c", "a" * 100], "temperature": 3.0}
+            body |= {"seed": seed, "max_tokens": 2 + seed, "n_predict": 2 + seed}
+            answer = await client.post("/completion", json=body)
+            direct = (await client.post(engine.url + "/completion", json=body)).json()["content"]
+            if answer.json()["content"] != direct:
+                short += 1
+                assert direct.startswith(answer.json()["content"])
+                assert answer.headers["x-prefixproxy-assembled"] == "inexact"
+    assert short > 0
