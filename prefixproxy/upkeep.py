@@ -164,6 +164,7 @@ class Upkeep:
         short = self.limits.shortfall(facts)
         if short and short != self._short:
             log.warning("upstream %s: %s", facts.name, short)
+            self.state.told_down = self.state.told_down or self.limits.reject
         self._short = short
         if short and self.limits.reject:
             self.state.warning, self.state.back_by = "", float("-inf")
