@@ -180,13 +180,23 @@ def target_of(scope: Scope) -> str:
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> bool:
-    """Run `work` to its end, or until the client leaves: then it is cancelled, and the answer is False."""
+    """Run `work` to its end, or until the client leaves: then it is cancelled, and the answer is False. So it is when
+    `work` itself finds the client gone."""
+    found_gone = False
+
+    async def working() -> None:
+        nonlocal found_gone
+        try:
+            await work
+        except ClientGone:
+            found_gone = True
+
     async with asyncio.TaskGroup() as group:
-        job = group.create_task(work)
+        job = group.create_task(working())
         watch = group.create_task(_left(receive))
         await asyncio.wait({job, watch}, return_when=asyncio.FIRST_COMPLETED)
         (watch if job.done() else job).cancel()
-    return not job.cancelled()
+    return not found_gone and not job.cancelled()
 
 
 async def _left(receive: Receive) -> None:

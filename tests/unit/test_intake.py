@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import zlib
 from collections.abc import Callable
@@ -11,8 +12,8 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefixproxy.errors import BadRequest
-from prefixproxy.intake import ClientGone, decode_body, read_body
+from prefixproxy.errors import BadRequest, ProxyError
+from prefixproxy.intake import ClientGone, decode_body, read_body, unless_gone, until_stopped
 
 LIMIT = 100_000
 
@@ -76,8 +77,6 @@ async def _read(messages: list[dict[str, object]], headers: list[tuple[bytes, by
 
 
 def run(messages: list[dict[str, object]], headers: list[tuple[bytes, bytes]], limit: int = 10) -> bytes:
-    import asyncio
-
     return asyncio.run(_read(messages, headers, limit))
 
 
@@ -105,3 +104,57 @@ def test_chunks_over_the_limit_are_refused() -> None:
 def test_a_client_that_leaves_while_sending_is_gone() -> None:
     with pytest.raises(ClientGone):
         run([{"type": "http.disconnect"}], [])
+
+
+async def _never() -> dict[str, object]:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+async def _disconnect() -> dict[str, object]:
+    return {"type": "http.disconnect"}
+
+
+@pytest.mark.anyio
+async def test_work_runs_to_its_end_unless_the_client_leaves_or_is_found_gone() -> None:
+    async def done() -> None:
+        return
+
+    async def for_ever() -> None:
+        await asyncio.Event().wait()
+
+    async def finds_it_gone() -> None:
+        raise ClientGone
+
+    assert await unless_gone(_never, done())
+    assert not await unless_gone(_disconnect, for_ever())
+    assert not await unless_gone(_never, finds_it_gone())
+
+
+@pytest.mark.anyio
+async def test_work_that_is_cancelled_from_outside_is_told_to_the_client() -> None:
+    cleaned, started = asyncio.Event(), asyncio.Event()
+
+    async def for_ever() -> None:
+        try:
+            started.set()
+            await asyncio.Event().wait()
+        finally:
+            cleaned.set()
+
+    async def request() -> ProxyError:
+        try:
+            with until_stopped():
+                await unless_gone(_never, for_ever())
+        except ProxyError as failure:
+            return failure
+        raise AssertionError
+
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(request())
+        await started.wait()
+        task.cancel()
+        failure = await task
+    assert cleaned.is_set()
+    assert (failure.status, failure.code) == (503, "upstream_unavailable")
+    assert failure.retry_after_s
