@@ -107,7 +107,7 @@ async def test_an_error_that_the_upstream_tells_in_its_stream_is_told_once() -> 
     ("status", "body", "headers", "outcome"),
     [
         (200, b'{"choices": []}', (JSON,), Outcome.OK),
-        (200, gzip.compress(b'{"choices": []}'), (JSON, (b"Content-Encoding", b"gzip")), Outcome.OK),
+        (200, gzip.compress(b'{"choices": []}', mtime=0), (JSON, (b"Content-Encoding", b"gzip")), Outcome.OK),
         (200, b"<html>A login page</html>", ((b"Content-Type", b"text/html"),), Outcome.UPSTREAM_ERROR),
         (200, b"", (), Outcome.UPSTREAM_ERROR),
         (200, b"[]", (JSON,), Outcome.UPSTREAM_ERROR),
