@@ -37,12 +37,12 @@ async def running_proxy(
     overrides: dict[str, Any] = {name.replace("__", "."): value for name, value in settings.items()}
     overrides = {"state.path": ":memory:", "upstreams": [{"name": "local", "url": upstream}], **overrides}
     proxy = create_app(load_settings(packaged_config("default.toml"), overrides, {}))
-    async with listening(proxy, wait_ready=wait_ready) as running:
+    async with listening(proxy, wait_ready=wait_ready, drain_s=drain_s) as running:
         yield running
 
 
 @asynccontextmanager
-async def listening(proxy: Proxy, *, wait_ready: bool = True) -> AsyncIterator[RunningProxy]:
+async def listening(proxy: Proxy, *, wait_ready: bool = True, drain_s: float = 1.0) -> AsyncIterator[RunningProxy]:
     """A proxy that is built already, on a socket of its own, in this event loop."""
     listener = bind("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
