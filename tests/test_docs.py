@@ -26,7 +26,7 @@ PAGES = sorted([*DOCS.rglob("*.md"), *(path for path in (ROOT / "README.md", ROO
 DECISIONS = sorted((DOCS / "decisions").glob("[0-9]*.md"))
 
 HINT_HEADERS = ("lane", "priority", "stabilise")
-ANSWER_HEADERS = ("request-id", "slot", "family", "expected-cached", "queue-ms", "cache-n", "prompt-n")
+ANSWER_HEADERS = ("request-id", "slot", "family", "expected-cached", "queue-ms", "assembled", "cache-n", "prompt-n")
 
 
 def page(name: str) -> str:
