@@ -118,7 +118,8 @@ def message_digest(message: Message) -> bytes:
     """16 bytes that stand for a message as its client sent it, to recognise conversations by.
 
     Two spellings of equal tool-call arguments are one message, and so are an assistant's text with and without white
-    space at its ends, and with and without its reasoning: clients change all three when they go on.
+    space at its ends, with and without its reasoning, and calls and results under whatever ids: clients change all of
+    these when they go on.
     """
     state = blake2b(message.role.value.encode(), digest_size=16)
     for part in message.parts:
@@ -130,17 +131,37 @@ def message_digest(message: Message) -> bytes:
     return state.digest()
 
 
+def call_ids(message: Message) -> bytes:
+    """The ids of a message's tool calls and of the calls it answers, as bytes; empty where it has none."""
+    return FIELD.join(fields[_ID_FIELD[fields[0]]] for part in message.parts if (fields := _id_fields(part)))
+
+
+_ID_FIELD = {b"call": 1, b"result": 1, b"label": 2}
+"""Where an id stands among the fields of an opaque part's canonical bytes (see `chat_parts`)."""
+
+
+def _id_fields(part: Part) -> list[bytes]:
+    """The fields of a part that holds an id, else none."""
+    if isinstance(part, Text) or part.kind not in ("call", "result", "label"):
+        return []
+    if part.kind == "label" and not part.canonical.startswith(b"label" + FIELD + b"tool_call_id" + FIELD):
+        return []
+    return part.canonical.split(FIELD, 3 if part.kind == "call" else 2)
+
+
 def _identity(part: Part, role: Role) -> bytes:
     if isinstance(part, Text):
         return part_bytes(part).strip() if role is Role.ASSISTANT else part_bytes(part)
-    if part.kind != "call":
+    fields = _id_fields(part)
+    if not fields:
         return part.canonical
-    *front, arguments = part.canonical.split(FIELD, 3)
-    try:
-        arguments = orjson.dumps(orjson.loads(arguments), option=orjson.OPT_SORT_KEYS)
-    except (orjson.JSONDecodeError, orjson.JSONEncodeError):
-        return part.canonical
-    return FIELD.join((*front, arguments))
+    del fields[_ID_FIELD[fields[0]]]
+    if part.kind == "call":
+        try:
+            fields[-1] = orjson.dumps(orjson.loads(fields[-1]), option=orjson.OPT_SORT_KEYS)
+        except (orjson.JSONDecodeError, orjson.JSONEncodeError):
+            return FIELD.join(fields)
+    return FIELD.join(fields)
 
 
 def first_user(prompt: Prompt) -> int | None:

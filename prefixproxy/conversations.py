@@ -35,7 +35,8 @@ class Step:
 
     `newest` is its newest user message, `notes` how many of the conversation's notes it carried, `large` the texts that
     stood in the newest message alone, by field. `prefill`: an assistant message followed, to be continued. `answer`:
-    the digest of what was answered, where it is known.
+    the digest of what was answered, where it is known. `ids`: a digest of the tool-call ids in these messages, which
+    `key` leaves out.
     """
 
     key: bytes
@@ -44,6 +45,7 @@ class Step:
     large: tuple[tuple[int, str], ...] = ()
     prefill: bool = False
     answer: bytes = b""
+    ids: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +132,16 @@ class Conversations:
         return self._all.get(ident)
 
     def find(
-        self, keys: Iterable[tuple[bytes, bool]], lane: Lane, answers: Mapping[bytes, bytes] | None = None
+        self,
+        keys: Iterable[tuple[bytes, bool]],
+        lane: Lane,
+        answers: Mapping[bytes, bytes] | None = None,
+        ids: Mapping[bytes, bytes] | None = None,
     ) -> Place | None:
         """Where a request goes on. `keys` are the hashes of its history before each answer, the longest first, each
         with whether that answer is only begun (a prefill that the request wants continued). `answers`: the digest of
-        the answer behind each key. Whoever was given just that answer is meant before anybody else."""
+        the answer behind each key. Whoever was given just that answer is meant before anybody else, and of those
+        whoever has the same tool-call `ids`: as clients may give them anew each time, others are not shut out."""
         for key, begun in keys:
             places = [
                 Place(conversation, index)
@@ -143,9 +150,12 @@ class Conversations:
                 if step.key == key and not (begun and step.prefill)
             ]
             heard = [place for place in places if place.step.answer == (answers or {}).get(key)]
-            place = _own(heard or places, lane) if places else None
-            if place is not None:
-                return place
+            meant = heard or places
+            same_ids = [place for place in meant if place.step.ids == (ids or {}).get(key, b"")]
+            for candidates in (same_ids, meant):
+                place = _own(candidates, lane) if candidates else None
+                if place is not None:
+                    return place
         return None
 
     def answered(self, ident: bytes, key: bytes, answer: bytes) -> None:

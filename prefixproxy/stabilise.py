@@ -161,7 +161,9 @@ class Stabiliser:
         view = self._view(prompt)
         values = _values(view)
         history = history_of(prompt, view, values, lane)
-        place = self._conversations.find(history.known(), history.lane, history.heard()) if view.spans else None
+        place = None
+        if view.spans:
+            place = self._conversations.find(history.known(), history.lane, history.heard(), history.called())
         cut = cut_flags(view, self._known_to_change(view, values, place))
         if history.newest == HEAD_END or emptied(view, cut):
             cut = _held_back(view, cut, empty=emptied(view, cut))

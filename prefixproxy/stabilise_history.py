@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 
-from prefixproxy.chat import message_digest
+from prefixproxy.chat import call_ids, message_digest
 from prefixproxy.conversations import (
     HEAD_END,
     Conversation,
@@ -26,13 +26,14 @@ from prefixproxy.volatile_head import HeadView
 class History:
     """A prompt's messages behind the head. `keys[n]` stands for the head's family and the first n of them.
 
-    `said` are the messages' own digests. `first` and `newest` are the user messages that can take a note (HEAD_END:
-    there is none), `answered` says whether an assistant has spoken before the end, `asked` how many messages stand
-    before an assistant's text to be continued.
+    `said` are the messages' own digests, `ids[n]` stands for the tool-call ids in the first n. `first` and `newest` are
+    the user messages that can take a note (HEAD_END: there is none), `answered` says whether an assistant has spoken
+    before the end, `asked` how many messages stand before an assistant's text to be continued.
     """
 
     keys: tuple[bytes, ...]
     said: tuple[bytes, ...]
+    ids: tuple[bytes, ...]
     answers: tuple[int, ...]
     first: int
     newest: int
@@ -63,6 +64,10 @@ class History:
         """The answers in it, by the hash of the history before each."""
         return {self.keys[at]: self.said[at] for at in self.answers}
 
+    def called(self) -> dict[bytes, bytes]:
+        """The tool-call ids before each answer, by the hash of the history before it."""
+        return {self.keys[at]: self.ids[at] for at in self.answers}
+
 
 @dataclass(frozen=True, slots=True)
 class Notes:
@@ -78,6 +83,10 @@ def history_of(prompt: Prompt, view: HeadView, values: Sequence[bytes], hint: st
     keys, said = [blake2b(view.key, digest_size=16).digest()], [message_digest(message) for message in tail]
     for digest in said:
         keys.append(blake2b(keys[-1] + digest, digest_size=16).digest())
+    ids = [b""]
+    for message in tail:
+        own = call_ids(message)
+        ids.append(blake2b(ids[-1] + own, digest_size=8).digest() if own else ids[-1])
     assistant = [m.role is Role.ASSISTANT for m in tail]
     answers = [i for i, spoke in enumerate(assistant) if spoke and not (i and assistant[i - 1])]
     users = [i for i, m in enumerate(tail) if m.role is Role.USER and takes_note(m)]
@@ -85,6 +94,7 @@ def history_of(prompt: Prompt, view: HeadView, values: Sequence[bytes], hint: st
     return History(
         keys=tuple(keys),
         said=tuple(said),
+        ids=tuple(ids),
         answers=tuple(answers),
         first=users[0] if users else HEAD_END,
         newest=users[-1] if users else HEAD_END,
@@ -124,7 +134,8 @@ def noted(history: History, place: Place | None, texts: Mapping[int, str], newes
         by_message[note.at] = (*by_message.get(note.at, ()), note.text)
     if large:
         by_message[history.newest] = (*by_message.get(history.newest, ()), *(text for _, text in large))
-    step = Step(history.keys[history.asked], history.newest, len(new), tuple(large), history.prefill)
+    at = history.asked
+    step = Step(history.keys[at], history.newest, len(new), tuple(large), prefill=history.prefill, ids=history.ids[at])
     return Notes(by_message, _with_step(history, place, step, new, texts))
 
 
@@ -136,7 +147,7 @@ def _with_step(
     else:
         # the same request again finds the same entry; another value under the same messages makes another one
         state = blake2b(place.conversation.id if place else b"", digest_size=16)
-        state.update(step.key + repr((history.lane, sorted(texts.items()))).encode("utf-8", "surrogatepass"))
+        state.update(step.key + step.ids + repr((history.lane, sorted(texts.items()))).encode("utf-8", "surrogatepass"))
         ident = state.digest()
     if place is None:
         return Conversation(ident, history.label, history.lane, (step,), tuple(new))

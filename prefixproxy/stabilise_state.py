@@ -99,7 +99,7 @@ def _entry(c: Conversation) -> dict[str, Any]:
 
 def _step_row(step: Step) -> list[Any]:
     large = [list(pair) for pair in step.large]
-    return [step.key.hex(), step.newest, step.notes, large, step.prefill, step.answer.hex()]
+    return [step.key.hex(), step.newest, step.notes, large, step.prefill, step.answer.hex(), step.ids.hex()]
 
 
 def _conversation(ident: str, entry: dict[str, Any]) -> Conversation:
@@ -118,8 +118,9 @@ def _conversation(ident: str, entry: dict[str, Any]) -> Conversation:
             large=tuple((int(f), str(t)) for f, t in large),
             prefill=bool(prefill),
             answer=bytes.fromhex(answer),
+            ids=bytes.fromhex(ids[0]) if ids else b"",
         )
-        for key, newest, n_notes, large, prefill, answer in entry["steps"]
+        for key, newest, n_notes, large, prefill, answer, *ids in entry["steps"]
     )
     if not steps or any(not 0 <= step.notes <= len(notes) for step in steps):
         raise ValueError("steps and notes do not fit")

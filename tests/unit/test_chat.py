@@ -12,6 +12,7 @@ from prefixproxy.chat import (
     answer_bytes,
     append_text,
     apply_edits,
+    call_ids,
     canonical,
     first_user,
     in_tool_loop,
@@ -100,7 +101,6 @@ def test_spellings_of_one_message_have_the_same_bytes(same: list[dict[str, Any]]
         (said("user", "a"), said("assistant", "a")),
         (said("assistant", "a"), said("assistant", "", reasoning_content="a")),
         (said("assistant", "", tool_calls=[CALL]), said("assistant", "")),
-        (said("tool", "a", tool_call_id="1"), said("tool", "a", tool_call_id="2")),
         (said("tool", "a"), said("function", "a")),
         (said("critic", "a"), said("judge", "a")),
         (said("user", "ab"), said("user", [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}])),
@@ -349,6 +349,27 @@ def test_first_and_last_user() -> None:
     prompt = chat(said("system", "S"), said("user", "U"), said("assistant", "A"), said("user", "V"))
     assert (first_user(prompt), last_user(prompt)) == (1, 3)
     assert (first_user(chat(said("system", "S"))), last_user(chat(said("system", "S")))) == (None, None)
+
+
+@pytest.mark.parametrize("api", [Api.CHAT, Api.MESSAGES])
+def test_a_digest_outlives_renamed_calls_and_nothing_else_about_them(api: Api) -> None:
+    def digests(ident: str, name: str = "run", value: int = 1, result: str = "ok") -> list[bytes]:
+        if api is Api.CHAT:
+            function = {"name": name, "arguments": f'{{"a": {value}}}'}
+            call = said("assistant", None, tool_calls=[{"id": ident, "type": "function", "function": function}])
+            answer = said("tool", result, tool_call_id=ident)
+        else:
+            call = said("assistant", [{"type": "tool_use", "id": ident, "name": name, "input": {"a": value}}])
+            answer = said("user", [{"type": "tool_result", "tool_use_id": ident, "content": result}])
+        prompt = prompt_of({"messages": [said("user", "x"), call, answer], "max_tokens": 1}, api)
+        assert [call_ids(message) for message in prompt.messages] == [b"", ident.encode(), ident.encode()]
+        return [message_digest(message) for message in prompt.messages[1:]]
+
+    first = digests("c1")
+    assert digests("z9") == first
+    assert digests("c1", value=2)[0] != first[0]
+    assert digests("c1", name="walk")[0] != first[0]
+    assert digests("c1", result="no")[1] != first[1]
 
 
 def test_a_digest_outlives_what_clients_respell() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from prompting import prompt_of, rendered, texts
@@ -67,3 +68,37 @@ def test_reasoning_that_its_client_drops_later_does_not_lose_the_notes() -> None
     users2 = [text for text, m in zip(texts(turn2), turn2.messages, strict=True) if m.role == "user"]
     users3 = [text for text, m in zip(texts(turn3), turn3.messages, strict=True) if m.role == "user"]
     assert users3[: len(users2)] == users2
+
+
+def looped(ident: str) -> list[str | dict[str, Any]]:
+    """A tool loop whose one call has this id."""
+    function = {"name": "look", "arguments": "{}"}
+    call = {"role": "assistant", "content": "", "tool_calls": [{"id": ident, "type": "function", "function": function}]}
+    return ["u:Hi", call, {"role": "tool", "tool_call_id": ident, "content": "1"}]
+
+
+def test_calls_that_come_back_under_other_ids_lose_no_notes() -> None:
+    s = Stabiliser(RULES)
+    s.apply(prompt_of(HEAD.format(0), "u:Hi"), 0.0, request_id="1")
+    s.apply(prompt_of(HEAD.format(1), *looped("c1")), 1.0, request_id="2")
+    before = s.apply(prompt_of(HEAD.format(2), *looped("c1"), "a:B", "u:more"), 2.0, request_id="3").prompt
+    later = s.apply(prompt_of(HEAD.format(3), *looped("z9"), "a:B", "u:more", "a:C", "u:third"), 3.0, request_id="4")
+    assert texts(later.prompt)[: len(before.messages)] == texts(before)
+    assert len(later.notes) == 3
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_lanes_that_differ_in_their_ids_alone_keep_their_own_notes(restart: bool) -> None:
+    s = Stabiliser(RULES)
+    s.apply(prompt_of(HEAD.format(0), "u:Hi"), 0.0, request_id="0")
+    sent = {}
+    for second, ident in ((1, "a1"), (2, "b2")):
+        done = s.apply(prompt_of(HEAD.format(second), *looped(ident), "a:B", "u:more"), float(second), request_id=ident)
+        sent[ident] = done.prompt
+    if restart:
+        state, s = json.loads(json.dumps(s.export())), Stabiliser(RULES)
+        assert s.load(state) == 0
+    for ident, before in sent.items():
+        turns = (*looped(ident), "a:B", "u:more", "a:C", "u:third")
+        later = s.apply(prompt_of(HEAD.format(9), *turns), 9.0, request_id=f"{ident}-later").prompt
+        assert rendered(later).startswith(rendered(before))
