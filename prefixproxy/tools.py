@@ -8,7 +8,6 @@ A tool that differs in anything else goes as its client wrote it.
 from __future__ import annotations
 
 import json
-import re
 from collections import OrderedDict
 from hashlib import blake2b
 from typing import Any
@@ -16,7 +15,8 @@ from typing import Any
 import orjson
 
 from prefixproxy.body import json_text
-from prefixproxy.prompt import Edit, Prompt, Role, SetValue, Tool
+from prefixproxy.prompt import Edit, Prompt, SetValue, Tool
+from prefixproxy.tool_order import refers_to_positions
 
 _EXACT_BELOW = 2**63
 """orjson reads integers beyond 64 bits as floats: a float of that size may be such an integer, rounded."""
@@ -25,29 +25,6 @@ _DATA_KEYS = frozenset({"default", "const", "enum", "example", "examples"})
 """Under these a schema holds values, not schemas: a `required` in there is no set."""
 _NAME_MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 """Under these the keys are names somebody chose, not words of JSON Schema."""
-
-_ORDINALS = frozenset(
-    "first second third fourth fifth sixth seventh eighth ninth tenth last final top topmost bottom "
-    "former latter earlier later earliest".split()
-) | {f"{n}{'th' if n % 100 in (11, 12, 13) else {1: 'st', 2: 'nd', 3: 'rd'}.get(n % 10, 'th')}" for n in range(1, 200)}
-_FILLERS = frozenset("of the these those your my our all listed available given one ones two three few".split())
-_MAX_FILLERS = 4
-_ARRANGEMENTS = frozenset({"order", "sequence", "position"})
-_USER_MENTION = re.compile("tools?")
-_HEAD_MENTION = re.compile("(?:tool|function)s?")
-_MAX_MENTIONS = 3000
-_NOT_THE_TOOL = re.compile(r"\s+(?:call|use|using|result|response|output|invocation|turn)")
-_NUMBERED = re.compile(
-    r"\s{0,4}(?:#\s{0,4}|no\.?\s{0,4}|nr\.?\s{0,4}|number\s{1,4})?(?:[0-9]{1,3}|one|two|three|four|five)\b"
-)
-_ARRANGED_HINTS = ("order", "list", "come", "stand", "turn", "index", "left", "bottom")
-_ARRANGED = re.compile(
-    r"[^.\n]{0,40}?\b(?:in\s{1,4}(?:(?:the|this|that|their)\s{1,4})?(?:[a-z]{1,12}\s{1,4})?order\b"
-    r"|(?:listed|comes?|stands?)\s{1,4}(?:first|second|third|last)\b"
-    r"|(?:top|bottom|end|start|beginning)\s{1,4}of\s{1,4}(?:the|this|your)\s{1,4}list\b"
-    r"|(?:are|were|is)\s{1,4}ordered\b|in\s{1,4}turn\b|at\s{1,4}index\s{1,4}[0-9]"
-    r"|left\s{1,4}to\s{1,4}right\b|top\s{1,4}to\s{1,4}bottom\b)"
-)
 
 
 class ToolMemory:
@@ -229,40 +206,3 @@ def _data(value: Any) -> Any:
     if isinstance(value, float) and not -_EXACT_BELOW < value < _EXACT_BELOW:
         raise _Incomparable
     return value
-
-
-def refers_to_positions(prompt: Prompt) -> bool:
-    """Whether the head or a user speaks of tools by their place in the list ("the first tool", "tool 2"). A text with
-    thousands of mentions is not searched to its end, and counts as one that does."""
-    n_head = len(prompt.head)
-    mentions = 0
-    for i, message in enumerate(prompt.messages):
-        if i >= n_head and message.role is not Role.USER:
-            continue
-        word = _HEAD_MENTION if i < n_head else _USER_MENTION
-        for part in message.texts:
-            text = part.text.lower()
-            for found in word.finditer(text):
-                mentions += 1
-                if mentions > _MAX_MENTIONS or _is_placed(text, *found.span()):
-                    return True
-    return False
-
-
-def _is_placed(text: str, start: int, end: int) -> bool:
-    """Whether the "tools" at text[start:end] is a word of its own, with its place in a list said before or behind."""
-    if text[end : end + 1].isalpha():
-        return False
-    behind = text[end : end + 80]
-    if _NUMBERED.match(behind):
-        return not text[max(0, start - 1) : start].isalnum()
-    if any(hint in behind for hint in _ARRANGED_HINTS) and _ARRANGED.match(behind):
-        return True
-    if not text[max(0, start - 1) : start].isspace() or _NOT_THE_TOOL.match(behind):
-        return False
-    words = [word.lstrip("\"'`*_([") for word in text[max(0, start - 60) : start].split()[-_MAX_FILLERS - 1 :]]
-    skipped = 0
-    while words and (words[-1] in _FILLERS or words[-1].isdecimal()):
-        words.pop()
-        skipped += 1
-    return bool(words) and (words[-1] in _ORDINALS or (skipped > 0 and words[-1] in _ARRANGEMENTS))

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from prefixproxy.body import Body
 from prefixproxy.chat import apply_edits, canonical, parse_prompt
 from prefixproxy.prompt import Prompt
-from prefixproxy.tools import ToolMemory, meaning_of, refers_to_positions
+from prefixproxy.tool_order import refers_to_positions
+from prefixproxy.tools import ToolMemory, meaning_of
 from prefixproxy.types import Api
 
 SCALARS = st.none() | st.booleans() | st.integers(-(2**66), 2**66) | st.floats(allow_nan=False) | st.text(max_size=4)

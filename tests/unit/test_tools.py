@@ -11,7 +11,8 @@ import pytest
 from prefixproxy.body import Body
 from prefixproxy.chat import apply_edits, canonical, parse_prompt
 from prefixproxy.prompt import Prompt
-from prefixproxy.tools import ToolMemory, meaning_of, refers_to_positions
+from prefixproxy.tool_order import refers_to_positions
+from prefixproxy.tools import ToolMemory, meaning_of
 from prefixproxy.types import Api
 
 
@@ -151,6 +152,24 @@ POSITIONS = [
     'Take "the very last tool" or (third tool).',
     "Of the tools, take the one at the top of the list.",
     "tool " * 6000,
+    "Benutze das erste Werkzeug, ausser es scheitert.",
+    "Rufe die Werkzeuge in dieser Reihenfolge auf.",
+    "Nimm Werkzeug 2, wenn das 1. Werkzeug nichts findet.",
+    "Nimm immer das letzte Tool.",
+    "Utilise le premier outil de la liste.",
+    "Les outils sont donnés par ordre de priorité.",
+    "Usa la segunda herramienta si la primera falla.",
+    "Usa il primo strumento.",
+    "Use a última ferramenta.",
+    "Gebruik het eerste hulpmiddel.",
+    "Använd det första verktyget.",
+    "Użyj pierwszego narzędzia.",
+    "Сначала вызови первый инструмент.",
+    "优先使用第一个工具。",
+    "最初のツールを使ってください。",
+    "첫 번째 도구를 사용하세요.",
+    "استخدم الأداة الأولى: الأول هو أداة البحث",
+    "Önce ilk araç denenir, sonra ikinci.",
 ]
 NO_POSITIONS = [
     "You have the following tools.",
@@ -163,6 +182,12 @@ NO_POSITIONS = [
     "The top toolmaker of the 1st tooling order.",
     "Order tools from a shop.",
     "The first function of the module is slow.",
+    "Du hast Werkzeuge. Benutze sie, wo es hilft. Nenne zuerst die Regel.",
+    "Zweite Regel: antworte kurz.\nNutze die Werkzeuge sparsam.",
+    "Die erste Funktion des Moduls ist langsam.",
+    "Utilise les outils. La première règle vaut toujours.",
+    "Use the tools at most 3 times, and the instruments never.",
+    "请使用工具回答。第一条规则：简短。",
 ]
 
 
