@@ -46,7 +46,8 @@ from prefixproxy.telemetry import Telemetry
 from prefixproxy.tools import ToolMemory
 from prefixproxy.trend import Trend
 from prefixproxy.types import API_OF_PATH, Usage
-from prefixproxy.volatile import RuleSet, load_rules
+from prefixproxy.volatile import load_rules
+from prefixproxy.volatile_rules import RuleSet
 
 EMBEDDED = "embedded"
 NO_ROLLBACK_SHARE = 0.9

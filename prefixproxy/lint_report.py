@@ -21,8 +21,8 @@ from prefixproxy.stabilise import StabilisePolicy, Stabiliser
 from prefixproxy.stabilise_learn import Suggestion
 from prefixproxy.tools import ToolMemory
 from prefixproxy.types import Relocation
-from prefixproxy.volatile import RuleSet
 from prefixproxy.volatile_head import HeadReader
+from prefixproxy.volatile_rules import RuleSet
 
 MAX_TOOL_SETS, MAX_CALLS, MAX_MEMORY_BYTES = 1024, 16_384, 32 << 20
 MAX_RIVALS = 16

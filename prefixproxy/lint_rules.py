@@ -13,10 +13,11 @@ from prefixproxy.lint_compare import shown
 from prefixproxy.prompt import Prompt, Tool
 from prefixproxy.stabilise_learn import Suggestion
 from prefixproxy.types import Relocation
-from prefixproxy.volatile import Rule, builtin_fragments, read_rule
+from prefixproxy.volatile import builtin_fragments, read_rule
 from prefixproxy.volatile_head import HeadReader, HeadView, Span, cut_flags
 from prefixproxy.volatile_lines import undecorated
 from prefixproxy.volatile_patterns import MAX_PIECE
+from prefixproxy.volatile_rules import Rule
 
 MAX_TEXT = 120
 _ANYTHING = re.compile(r"\.\{1,300\}\+?")

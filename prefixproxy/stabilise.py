@@ -23,8 +23,9 @@ from prefixproxy.stabilise_learn import Learner, Suggestion
 from prefixproxy.stabilise_notes import is_small
 from prefixproxy.stabilise_state import export_changes, export_state, load_state
 from prefixproxy.types import Relocation
-from prefixproxy.volatile import Rule, RuleSet, builtin_fragments, read_rule
+from prefixproxy.volatile import builtin_fragments, read_rule
 from prefixproxy.volatile_head import HeadReader, HeadView, cut_flags
+from prefixproxy.volatile_rules import Rule, RuleSet
 
 Learned = Literal["apply", "suggest", "off"]
 

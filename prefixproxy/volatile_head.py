@@ -6,6 +6,7 @@ Reading depends on the head and the rules alone. Which of the spans are cut is d
 
 from __future__ import annotations
 
+import re
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,10 +14,10 @@ from hashlib import blake2b
 from itertools import repeat
 
 from prefixproxy.prompt import Message, Opaque, Text
-from prefixproxy.volatile import Rule, RuleSet
 from prefixproxy.volatile_context import MAX_PARAGRAPH
 from prefixproxy.volatile_lines import LineFacts, LineReader
 from prefixproxy.volatile_patterns import MAX_PIECE
+from prefixproxy.volatile_rules import Rule, RuleSet
 from prefixproxy.volatile_spans import MAX_BLOCK, Found, TextReader
 
 MAX_LINES = 8_000
@@ -35,6 +36,9 @@ _UNREAD = LineFacts(fence="unread")
 MAX_KNOWN = 64
 MAX_KNOWN_CHARS = 8 << 20
 """Heads whose reading is kept, and their characters: most requests are read twice, and many heads stay as they are."""
+
+
+_BLANK_LINES = re.compile(r"(?:[ \t]*\r?\n)+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,3 +315,27 @@ def masked(text: str, spans: Sequence[Span]) -> str:
         pos = span.end
     pieces.append(text[pos:])
     return "".join(pieces)
+
+
+def head_text(text: HeadText, cut: Sequence[Span]) -> str:
+    """The text without the spans, and without the blank lines that stood on both sides of one."""
+    out, pos = "", 0
+    for span in cut:
+        out = _joined(out, text.text[pos : span.start], first=pos == 0)
+        pos = span.end
+    if not cut:
+        return text.text
+    rest = text.text[pos:]
+    return _joined(out, rest, first=False) if rest.strip() else out.rstrip()
+
+
+def _joined(left: str, right: str, *, first: bool) -> str:
+    """Two stretches with a cut between them."""
+    if first:
+        return right
+    if not left.strip():
+        return right.lstrip("\r\n")
+    if left.endswith(("\n\n", "\n\r\n")):
+        blank = _BLANK_LINES.match(right)
+        return left + right[blank.end() if blank else 0 :]
+    return left + right

@@ -10,9 +10,9 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from prefixproxy.volatile import Rule, RuleSet
 from prefixproxy.volatile_first import first_chars, needs_digit
 from prefixproxy.volatile_patterns import MAX_PIECE
+from prefixproxy.volatile_rules import Rule, RuleSet
 
 MAX_STATEMENTS = 12
 """Statements on one line; a longer chain is a table or a log."""

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from prefixproxy.volatile import Rule
 from prefixproxy.volatile_context import Surroundings
 from prefixproxy.volatile_lines import LineFacts, Piece
+from prefixproxy.volatile_rules import Rule
 
 MAX_TELLING = 512
 MAX_BLOCK = 2_000

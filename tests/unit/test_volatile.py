@@ -10,8 +10,10 @@ from prompting import head_text, prompt_of
 
 from prefixproxy.errors import UsageError
 from prefixproxy.stabilise import Stabiliser
-from prefixproxy.volatile import STATEMENTS, Rule, builtin_files, builtin_fragments, load_rules
+from prefixproxy.volatile import builtin_files, builtin_fragments, load_rules
+from prefixproxy.volatile_examples import failure
 from prefixproxy.volatile_patterns import PatternError, check_cost, compiled
+from prefixproxy.volatile_rules import STATEMENTS, Rule
 
 RULES = load_rules()
 AGENT = "You are a coding agent. Read files before you change them. Keep changes small."
@@ -25,6 +27,9 @@ treatment = "move"
 evidence = "labelled"
 why = "The night shift."
 """
+
+
+EXAMPLE = 'example = { before = "%s", after = "%s", note = "%s" }\nwhy = "The'
 
 
 def cut_at_first_sight(head: str) -> bool:
@@ -47,6 +52,28 @@ def test_a_users_file_adds_a_rule_and_another_setting_takes_it_away() -> None:
     assert "clock" not in {r.name for r in load_rules(disabled=frozenset({"clock"})).rules}
 
 
+def test_the_number_of_a_rule_without_a_name_is_told() -> None:
+    nameless = GOOD.replace('name = "shift"', "")
+    with pytest.raises(UsageError, match=r"mine\.toml: rule 2: name: missing"):
+        load_rules([("mine.toml", GOOD + nameless)])
+
+
+def test_an_example_that_comes_out_is_accepted_and_that_of_a_disabled_rule_not_run() -> None:
+    good = GOOD.replace('why = "The', EXAMPLE % ("Shift: night\\nBe kind.", "Be kind.", "Shift: night"))
+    later = GOOD.replace(
+        'why = "The',
+        'example = { earlier = "A\\nShift: x\\nB", before = "A\\nShift: y\\nB", after = "A\\nB" }\nwhy = "The',
+    )
+    bad = GOOD.replace('why = "The', EXAMPLE % ("x", "y", ""))
+    for text, disabled in ((good, ""), (later, ""), (bad, "shift")):
+        assert load_rules([("mine.toml", text)], frozenset({disabled} - {""})).rules
+
+
+@pytest.mark.parametrize("rule", RULES.rules, ids=lambda rule: rule.name)
+def test_our_own_examples_come_out_as_users_must(rule: Rule) -> None:
+    assert failure(rule, RULES) == ""
+
+
 def test_a_users_rule_acts() -> None:
     stabiliser = Stabiliser(load_rules([("mine.toml", GOOD)]))
     done = stabiliser.apply(prompt_of(f"Shift: night\n{AGENT}", "u:Hi"), 0.0)
@@ -56,7 +83,7 @@ def test_a_users_rule_acts() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "complaint"),
     [
-        ('name = "shift"', "", r"mine\.toml: rule '\?': name: missing"),
+        ('name = "shift"', "", r"mine\.toml: rule 1: name: missing"),
         ('where = "line"', 'where = "everywhere"', r"mine\.toml: rule 'shift': where: must be one of"),
         ('where = "line"', "", r"rule 'shift': where: missing; one of"),
         ('treatment = "move"', 'treatment = "drop"', r"rule 'shift': treatment: must be one of"),
@@ -75,6 +102,18 @@ def test_a_users_rule_acts() -> None:
         ('where = "line"', 'where = "line"\nidentity = "strict"', r"rule 'shift': identity: the pattern has no group"),
         ('where = "line"', 'where = "line"\nneeds = "shift"', r"rule 'shift': needs: must be a list of texts"),
         ('where = "line"', 'where = "line"\nexample = { before = "x" }', r"rule 'shift': example: must be a table"),
+        (
+            "[[rule]]",
+            "[[companion]]\nname = 3\npattern = 'x'\n[[rule]]",
+            r"mine\.toml: companion 1: name: must be a text",
+        ),
+        (
+            'why = "The',
+            EXAMPLE % ("Shift: night\\nBe kind.", "Be kind.", "night"),
+            r"rule 'shift': example: the note is",
+        ),
+        ('why = "The', EXAMPLE % ("Shift:\\nBe kind.", "Be kind.", ""), r"rule 'shift': example: .* finds nothing"),
+        ('why = "The', EXAMPLE % ("A\\nShift: x\\nB", "A\\nB", ""), r"rule 'shift': example: .* waits for `earlier`"),
         ("[[rule]]", "[rule]", r"mine\.toml: rule: must be \[\[rule\]\] tables"),
         ("[[rule]]", "[[rules]]", r"mine\.toml: rules: unknown"),
         ("[[rule]]", "[[rule", r"mine\.toml: this is no TOML"),
