@@ -45,7 +45,7 @@ class Kept(Protocol):
 
 
 class StabiliserRows:
-    """A row for each family and each conversation."""
+    """A row for each family, each conversation and each suggested rule."""
 
     prefix = "stabilise/"
 
@@ -54,12 +54,13 @@ class StabiliserRows:
 
     def changes(self) -> Rows:
         changed = self._stabiliser.changes()
-        parts = ("families", "conversations")
+        parts = ("families", "conversations", "suggestions")
         rows = {f"{self.prefix}{part}/{key}": entry for part in parts for key, entry in changed[part].items()}
         return {**rows, f"{self.prefix}format": changed["format"]} if rows else {}
 
     def load(self, rows: Rows) -> None:
-        state: dict[str, Any] = {"families": {}, "conversations": {}, "format": rows.get(f"{self.prefix}format")}
+        state: dict[str, Any] = {"families": {}, "conversations": {}, "suggestions": {}}
+        state["format"] = rows.get(f"{self.prefix}format")
         for name, entry in rows.items():
             part, _, key = name.removeprefix(self.prefix).partition("/")
             if key:

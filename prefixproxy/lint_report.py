@@ -13,7 +13,7 @@ from prefixproxy.answers import AnswerMemory, value_of
 from prefixproxy.chat import Canonical, canonical
 from prefixproxy.lint_compare import Comparison, TokenCounter, compare
 from prefixproxy.lint_input import Sample
-from prefixproxy.lint_rules import Sighting, is_stately, sightings, suggested_rules, tools_detail
+from prefixproxy.lint_rules import Sighting, sightings, suggested_rules, tools_detail
 from prefixproxy.plan import Mode, Planner
 from prefixproxy.prefix import PrefixChain, chain_of, shared_bytes
 from prefixproxy.prompt import Prompt, SetText
@@ -113,9 +113,7 @@ def examine(samples: Sequence[Sample], setup: Setup, tokens: TokenCounter, token
     if setup.policy.learned == "apply":
         setup = replace(setup, rules=setup.rules.with_rules(suggested_rules(found)))
     settled = _run_settled(setup, samples, parts)
-    suggestions = [
-        s for s in found if setup.policy.learned == "suggest" and is_stately(s, _taught_by(s, samples, live))
-    ]
+    suggestions = found if setup.policy.learned == "suggest" else ()
     helped: list[Planned] | None = None
     if suggestions and setup.mode == "apply":
         rules = setup.rules.with_rules(suggested_rules(suggestions))
@@ -195,10 +193,6 @@ class _Calls:
             if call.id and key not in self._seen:
                 self._seen.add(key)
                 self._answers.learn(call.id, call.name, call.arguments)
-
-
-def _taught_by(suggestion: Suggestion, samples: Sequence[Sample], live: Sequence[Planned]) -> list[Prompt]:
-    return [s.prompt for s, planned in zip(samples, live, strict=True) if suggestion.name in planned.taught]
 
 
 def _pairs(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -15,13 +14,9 @@ from prefixproxy.stabilise_learn import Suggestion
 from prefixproxy.types import Relocation
 from prefixproxy.volatile import builtin_fragments, read_rule
 from prefixproxy.volatile_head import HeadReader, HeadView, Span, cut_flags
-from prefixproxy.volatile_lines import undecorated
-from prefixproxy.volatile_patterns import MAX_PIECE
 from prefixproxy.volatile_rules import Rule
 
 MAX_TEXT = 120
-_ANYTHING = re.compile(r"\.\{1,300\}\+?")
-"""The part of a suggested pattern that stands for the value."""
 
 
 class When(StrEnum):
@@ -106,19 +101,6 @@ def suggested_rules(suggestions: Iterable[Suggestion]) -> list[Rule]:
     """The rules that these suggestions spell."""
     fragments = builtin_fragments()
     return [read_rule(_table(one), "suggested", fragments) for one in suggestions]
-
-
-def is_stately(suggestion: Suggestion, prompts: Iterable[Prompt]) -> bool:
-    """Whether what changed looks like state: a value with a digit in it, or behind a label. Other words that changed
-    are an instruction, which no rule should move."""
-    values = re.compile(_ANYTHING.sub(r"(?P<value>\g<0>)", _table(suggestion)["pattern"], count=1), re.IGNORECASE)
-    lines = (line for p in prompts for m in p.head for text in m.texts for line in text.text.split("\n"))
-    for line in lines:
-        text, _ = undecorated(line)
-        found = values.search(text[:MAX_PIECE])
-        if found and (re.search(r"\d", found["value"]) or text[: found.start("value")].rstrip().endswith((":", "="))):
-            return True
-    return False
 
 
 def _table(suggestion: Suggestion) -> dict[str, Any]:

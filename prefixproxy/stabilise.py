@@ -127,21 +127,25 @@ class Stabiliser:
             self._conversations.answered(conversation.id, conversation.steps[-1].key, message_digest(answer))
 
     def suggestions(self) -> tuple[Suggestion, ...]:
-        """Ready-made rules for text that was seen to change though no rule knows it; none where `learned` is "off"."""
-        return self._learner.suggestions()
+        """Ready-made rules for text that was seen to change though no rule knows it, and looks like state; none where
+        `learned` is "off"."""
+        return self._learner.suggestions() if self._policy.learned != "off" else ()
 
     def export(self) -> dict[str, Any]:
-        """Notes and evidence as JSON, to be given to `load` after a restart."""
-        return export_state(self._evidence, self._conversations)
+        """Notes, evidence and suggested rules as JSON, to be given to `load` after a restart."""
+        return export_state(self._evidence, self._conversations, self._learner)
 
     def changes(self) -> dict[str, Any]:
-        """The part of `export` that changed since the last call: entries by key under "families" and "conversations",
-        None for one that is gone."""
-        return export_changes(self._evidence, self._conversations)
+        """The part of `export` that changed since the last call: entries by key under "families", "conversations" and
+        "suggestions", None for one that is gone."""
+        return export_changes(self._evidence, self._conversations, self._learner)
 
     def load(self, state: Mapping[str, Any]) -> int:
         """Take exported state back, beside what is known already. Returns how many entries did not fit."""
-        return load_state(state, self._evidence, self._conversations)
+        wrong = load_state(state, self._evidence, self._conversations, self._learner)
+        if self._policy.learned == "apply" and self._learner.suggestions():
+            self._read_with_learned()
+        return wrong
 
     def _view(self, prompt: Prompt) -> HeadView:
         return self._reader.read(prompt.head, _salt(prompt))
@@ -150,8 +154,11 @@ class Stabiliser:
         if self._policy.learned != "off" and view.texts:
             taught = self._learner.see(view.key, _group(prompt), masked_texts(prompt, view), now)
             if taught and self._policy.learned == "apply":
-                self._reader = HeadReader(self._rules.with_rules(self._learned_rules()))
+                self._read_with_learned()
         return bool(view.spans) and self._evidence.learn(view.key, values)
+
+    def _read_with_learned(self) -> None:
+        self._reader = HeadReader(self._rules.with_rules(self._learned_rules()))
 
     def _learned_rules(self) -> list[Rule]:
         fragments = builtin_fragments()

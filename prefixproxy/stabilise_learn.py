@@ -8,11 +8,13 @@ from __future__ import annotations
 import json
 import re
 from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 from itertools import compress, islice
 from operator import ne
+from typing import Any
+from unicodedata import combining, normalize
 
 from prefixproxy.evidence import value_digest
 from prefixproxy.prefix import shared_length
@@ -33,6 +35,7 @@ MAX_COMPARED = 4096
 MAX_SUGGESTIONS = 64
 MAX_VALUES = 64
 
+_DIGIT = re.compile(r"\d")
 _SENTENCES = re.compile(r"(?<=[.!?])\s+")
 
 
@@ -52,6 +55,8 @@ class Suggestion:
 
 @dataclass(slots=True)
 class _Learned:
+    """`stately`: a value was seen that looks like state."""
+
     where: str
     pattern: str
     family: str
@@ -59,6 +64,7 @@ class _Learned:
     line: int
     values: set[bytes] = field(default_factory=set)
     last_seen: float = 0.0
+    stately: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +80,8 @@ class Learner:
     def __init__(self) -> None:
         self._heads: OrderedDict[bytes, _Head] = OrderedDict()
         self._learned: OrderedDict[str, _Learned] = OrderedDict()
+        self.fresh: set[str] = set()
+        """Names whose entry changed, or was dropped, since somebody last emptied this set."""
 
     def see(self, key: bytes, group: bytes, texts: Sequence[tuple[str, str]], now: float) -> bool:
         """A head whose spans are masked, as (segment, text) pairs; `group` keeps apart what is never compared. True if
@@ -98,10 +106,36 @@ class Learner:
         return taught
 
     def suggestions(self) -> tuple[Suggestion, ...]:
+        """What looks like state: a value with a digit in it, or behind a label. Other words that changed are an
+        instruction, which no rule should move."""
         return tuple(
             Suggestion(name, _toml(name, one), len(one.values), one.family, one.segment, one.line, one.last_seen)
             for name, one in self._learned.items()
+            if one.stately
         )
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._learned)
+
+    def export(self, name: str) -> dict[str, Any] | None:
+        """What was learned under a name, as JSON; None if nothing was. `last_seen` is on the caller's clock."""
+        one = self._learned.get(name)
+        return None if one is None else {**asdict(one), "values": sorted(value.hex() for value in one.values)}
+
+    def load(self, name: str, entry: Mapping[str, Any]) -> None:
+        """Take back what was exported. ValueError, KeyError or TypeError: it was not."""
+        where, pattern = entry["where"], str(entry["pattern"])
+        if where not in ("line", "statement") or not _is_pattern(pattern):
+            raise ValueError("this is no learned rule")
+        one = _Learned(where, pattern, str(entry["family"]), str(entry["segment"]), int(entry["line"]))
+        one.values = {bytes.fromhex(value) for value in entry["values"][:MAX_VALUES]}
+        one.last_seen, one.stately = float(entry["last_seen"]), bool(entry["stately"])
+        self._keep(name, one)
+
+    def _keep(self, name: str, one: _Learned) -> None:
+        self._learned[name] = one
+        while len(self._learned) > MAX_SUGGESTIONS:
+            self.fresh.add(self._learned.popitem(last=False)[0])
 
     def _learn(
         self, differing: Sequence[tuple[int, str, str]], key: bytes, texts: Sequence[tuple[str, str]], now: float
@@ -111,18 +145,17 @@ class Learner:
             found = _generalised(old, new)
             if found is None:
                 continue
-            where, pattern = found
-            name = _name(pattern)
-            segment, line = _located(number, texts)
+            name = _name(found)
             if name not in self._learned:
-                self._learned[name] = _Learned(where, pattern, key.hex()[:16], segment, line)
-                taught = True
-                while len(self._learned) > MAX_SUGGESTIONS:
-                    self._learned.popitem(last=False)
+                segment, line = _located(number, texts)
+                self._keep(name, _Learned(found.where, found.pattern, key.hex()[:16], segment, line))
             one = self._learned[name]
+            taught = taught or (found.stately and not one.stately)
+            one.stately = one.stately or found.stately
             one.last_seen = now
             if len(one.values) < MAX_VALUES:
                 one.values |= {value_digest(old), value_digest(new)}
+            self.fresh.add(name)
         return taught
 
 
@@ -144,8 +177,22 @@ _VALUE_ENDED = re.compile(r"^(?:\w*[\d:.,/\-]*\d\w*|\w+)")
 """What both lines share of a value belongs to it: the hour of two clocks, a word that differs in its end."""
 
 
-def _generalised(old: str, new: str) -> tuple[str, str] | None:
-    """Where and by which pattern a rule would know both lines: a line, or the one sentence that differs."""
+@dataclass(frozen=True, slots=True)
+class _Generalised:
+    """What two lines have in common: the text before and behind their values."""
+
+    where: str
+    start: str
+    end: str
+    stately: bool
+
+    @property
+    def pattern(self) -> str:
+        return f"{_escaped(self.start)}.{{1,300}}{_escaped(self.end) or '+'}"
+
+
+def _generalised(old: str, new: str) -> _Generalised | None:
+    """How a rule would know both lines: as a line, or as the one sentence that differs."""
     for where, a, b in (("line", _bare(old), _bare(new)), ("statement", *_sentence(old, new))):
         if (
             max(len(a), len(b)) > MAX_PIECE
@@ -160,7 +207,9 @@ def _generalised(old: str, new: str) -> tuple[str, str] | None:
         end = _common(a[len(start) :][::-1], b[len(start) :][::-1])[::-1]
         end = _VALUE_ENDED.sub("", end)
         if sum(map(str.isalpha, start + end)) >= MIN_FIXED:
-            return where, f"{_escaped(start)}.{{1,300}}{_escaped(end)}" if end else f"{_escaped(start)}.{{1,300}}+"
+            values = (text[len(start) : len(text) - len(end)] for text in (a, b))
+            labelled = start.rstrip().endswith((":", "="))
+            return _Generalised(where, start, end, labelled or any(map(_DIGIT.search, values)))
     return None
 
 
@@ -185,9 +234,20 @@ def _escaped(text: str) -> str:
     return re.escape(text).replace("\\ ", r"\s")
 
 
-def _name(pattern: str) -> str:
-    words = re.findall(r"[a-z]{3,12}", pattern.lower())[:3]
-    return "-".join(("learned", *words, blake2b(pattern.encode("utf-8", "surrogatepass"), digest_size=2).hexdigest()))
+def _is_pattern(text: str) -> bool:
+    try:
+        re.compile(text)
+    except re.error:
+        return False
+    return True
+
+
+def _name(found: _Generalised) -> str:
+    """Made of the first words all values share, as far as ASCII can write them."""
+    plain = normalize("NFKD", f"{found.start} {found.end}".lower())
+    words = re.findall(r"[a-z]{3,12}", "".join(c for c in plain if not combining(c)))[:3]
+    digest = blake2b(found.pattern.encode("utf-8", "surrogatepass"), digest_size=2).hexdigest()
+    return "-".join(("learned", *words, digest))
 
 
 def _located(number: int, texts: Sequence[tuple[str, str]]) -> tuple[str, int]:

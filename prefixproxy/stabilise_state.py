@@ -1,4 +1,4 @@
-"""What must outlive a restart, as JSON: the notes of conversations and the evidence of families.
+"""What must outlive a restart, as JSON: the notes of conversations, the evidence of families, suggested rules.
 
 An entry that does not fit is left out, on either way: state is a help, never a reason not to start.
 """
@@ -10,34 +10,37 @@ from typing import Any
 
 from prefixproxy.conversations import Conversation, Conversations, Lane, Note, Step
 from prefixproxy.evidence import Evidence
+from prefixproxy.stabilise_learn import Learner
 
 FORMAT = 1
 
 State = dict[str, Any]
 
 
-def export_state(evidence: Evidence, conversations: Conversations) -> State:
+def export_state(evidence: Evidence, conversations: Conversations, learner: Learner) -> State:
     """Everything, each part the least recently used first."""
     return {
         "format": FORMAT,
         "families": {key.hex(): evidence.export(key) for key in evidence.keys()},
         "conversations": _entries(conversations, (c.id for c in conversations.values())),
+        "suggestions": _suggestions(learner, learner.names()),
     }
 
 
-def export_changes(evidence: Evidence, conversations: Conversations) -> State:
+def export_changes(evidence: Evidence, conversations: Conversations, learner: Learner) -> State:
     """What changed since the last call, None for entries that are gone. To be laid over what was kept before."""
-    families, ids = sorted(evidence.fresh), sorted(conversations.fresh)
-    evidence.fresh.clear()
-    conversations.fresh.clear()
+    families, ids, names = sorted(evidence.fresh), sorted(conversations.fresh), sorted(learner.fresh)
+    for owner in (evidence, conversations, learner):
+        owner.fresh.clear()
     return {
         "format": FORMAT,
         "families": {key.hex(): evidence.export(key) for key in families},
         "conversations": _entries(conversations, ids),
+        "suggestions": _suggestions(learner, names),
     }
 
 
-def load_state(state: Mapping[str, Any], evidence: Evidence, conversations: Conversations) -> int:
+def load_state(state: Mapping[str, Any], evidence: Evidence, conversations: Conversations, learner: Learner) -> int:
     """Take exported state back. Returns how many entries did not fit."""
     wrong = 0
     if state.get("format") != FORMAT:
@@ -55,8 +58,13 @@ def load_state(state: Mapping[str, Any], evidence: Evidence, conversations: Conv
             wrong += 1
     for conversation in sorted(loaded, key=lambda c: c.serial):
         conversations.load(conversation)
-    evidence.fresh.clear()
-    conversations.fresh.clear()
+    for name, entry in _items(state, "suggestions"):
+        try:
+            learner.load(name, entry)
+        except (KeyError, TypeError, ValueError):
+            wrong += 1
+    for owner in (evidence, conversations, learner):
+        owner.fresh.clear()
     return wrong
 
 
@@ -73,6 +81,11 @@ def _entries(conversations: Conversations, ids: Iterable[bytes]) -> dict[str, An
         if entry is None or _is_unicode(str(entry)):
             out[ident.hex()] = entry
     return out
+
+
+def _suggestions(learner: Learner, names: Iterable[str]) -> dict[str, Any]:
+    entries = {name: learner.export(name) for name in names}
+    return {name: entry for name, entry in entries.items() if entry is None or _is_unicode(str(entry))}
 
 
 def _is_unicode(text: str) -> bool:

@@ -555,7 +555,7 @@ def test_after_a_restart_a_prefill_is_still_known_as_one() -> None:
 
 def test_changes_laid_over_each_other_are_the_export() -> None:
     stabiliser = new(max_conversations=3, max_families=2)
-    kept: dict[str, dict[str, Any]] = {"families": {}, "conversations": {}}
+    kept: dict[str, dict[str, Any]] = {"families": {}, "conversations": {}, "suggestions": {}}
     for i in range(8):
         name = "ABC"[i % 3]
         stabiliser.apply(prompt_of(f"{clock(i)}\nYou are {name}.", f"u:Question {i}"), float(i))
@@ -565,7 +565,7 @@ def test_changes_laid_over_each_other_are_the_export() -> None:
     exported = stabiliser.export()
     for part, entries in kept.items():
         assert {k: v for k, v in entries.items() if v is not None} == exported[part]
-    assert stabiliser.changes() == {"format": 1, "families": {}, "conversations": {}}
+    assert stabiliser.changes() == {"format": 1, "families": {}, "conversations": {}, "suggestions": {}}
 
 
 def damage(change: Callable[[dict[str, Any]], object]) -> int:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
 from prompting import prompt_of
 
-from prefixproxy.stabilise import Stabiliser
+from prefixproxy.stabilise import StabilisePolicy, Stabiliser
 from prefixproxy.volatile import load_rules
 
 RULES = load_rules([], frozenset())
@@ -35,3 +36,68 @@ def test_it_matches_values_that_share_less(first: str, second: str, later: str) 
     (pattern,) = re.findall(r"^pattern = '(.*)'$|^pattern = \"(.*)\"$", suggestion.toml, re.MULTILINE)
     found = re.compile((pattern[0] or pattern[1]).replace("\\\\", "\\"))
     assert [bool(found.fullmatch(line)) for line in (first, second, later)] == [True, True, True]
+
+
+def taught(*lines: str) -> Stabiliser:
+    s = Stabiliser(RULES)
+    for now, line in enumerate(lines):
+        s.apply(prompt_of(HEAD.format(line), "u:Hello"), float(now))
+    return s
+
+
+@pytest.mark.parametrize(
+    ("lines", "name"),
+    [
+        (("Deck clock reads 10:00", "Deck clock reads 10:01"), r"learned-deck-clock-reads-[0-9a-f]{4}"),
+        (("Water (tide) stands at 3 m", "Water (tide) stands at 4 m"), r"learned-water-tide-stands-[0-9a-f]{4}"),
+        (("Heute im Café: Gänge 3", "Heute im Café: Gänge 4"), r"learned-heute-cafe-gange-[0-9a-f]{4}"),
+        (("今日の当番の番号は: 3", "今日の当番の番号は: 4"), r"learned-[0-9a-f]{4}"),
+    ],
+)
+def test_its_name_is_made_of_the_words_it_knows(lines: tuple[str, str], name: str) -> None:
+    (suggestion,) = taught(*lines).suggestions()
+    assert re.fullmatch(name, suggestion.name)
+
+
+def test_an_instruction_that_changed_is_no_suggestion_until_it_looks_like_state() -> None:
+    s = taught("The watch is kept by Anna alone", "The watch is kept by Bert alone")
+    assert s.suggestions() == ()
+    s.apply(prompt_of(HEAD.format("The watch is kept by 2 alone"), "u:Hello"), 3.0)
+    (suggestion,) = s.suggestions()
+    assert suggestion.values == 3
+
+
+def test_suggestions_survive_a_restart_and_learn_on() -> None:
+    s = taught(
+        "Deck clock reads 10:00", "Deck clock reads 10:01", "The watch is kept by Anna", "The watch is kept by Bert"
+    )
+    state = json.loads(json.dumps(s.export()))
+    again = Stabiliser(RULES)
+    assert again.load(state) == 0
+    assert again.suggestions() == s.suggestions() != ()
+    assert again.changes()["suggestions"] == {}
+    for line in ("Deck clock reads 10:02", "Deck clock reads 10:03"):
+        again.apply(prompt_of(HEAD.format(line), "u:Hello"), 9.0)
+    (suggestion,) = again.suggestions()
+    assert (suggestion.values, suggestion.last_seen) == (4, 9.0)
+    assert list(again.changes()["suggestions"]) == [suggestion.name]
+    assert Stabiliser(RULES, StabilisePolicy(learned="off")).load(state) == 0
+
+
+def test_set_to_apply_a_learned_rule_acts_after_a_restart_too() -> None:
+    policy = StabilisePolicy(learned="apply")
+    state = taught("Deck clock reads 10:00", "Deck clock reads 10:01").export()
+    again = Stabiliser(RULES, policy)
+    again.load(json.loads(json.dumps(state)))
+    done = [again.apply(prompt_of(HEAD.format(f"Deck clock reads 11:0{i}"), "u:Hello"), float(i)) for i in range(2)]
+    assert done[1].notes == ("Deck clock reads 11:01",)
+
+
+@pytest.mark.parametrize("broken", [{"where": "anywhere"}, {"pattern": "("}, {"values": ["x"]}, {"line": None}])
+def test_what_is_no_suggestion_is_not_taken_back(broken: dict[str, object]) -> None:
+    state = taught("Deck clock reads 10:00", "Deck clock reads 10:01").export()
+    (name,) = state["suggestions"]
+    state["suggestions"][name] |= broken
+    again = Stabiliser(RULES)
+    assert again.load(state) == 1
+    assert again.suggestions() == ()
