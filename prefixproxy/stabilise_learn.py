@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -16,8 +17,10 @@ from operator import ne
 from typing import Any
 from unicodedata import combining, normalize
 
+from prefixproxy.errors import UsageError
 from prefixproxy.evidence import value_digest
 from prefixproxy.prefix import shared_length
+from prefixproxy.volatile import builtin_fragments, read_rule
 from prefixproxy.volatile_lines import undecorated
 from prefixproxy.volatile_patterns import MAX_PIECE
 
@@ -124,12 +127,15 @@ class Learner:
 
     def load(self, name: str, entry: Mapping[str, Any]) -> None:
         """Take back what was exported. ValueError, KeyError or TypeError: it was not."""
-        where, pattern = entry["where"], str(entry["pattern"])
-        if where not in ("line", "statement") or not _is_pattern(pattern):
-            raise ValueError("this is no learned rule")
-        one = _Learned(where, pattern, str(entry["family"]), str(entry["segment"]), int(entry["line"]))
+        one = _Learned(
+            str(entry["where"]), str(entry["pattern"]), str(entry["family"]), str(entry["segment"]), int(entry["line"])
+        )
         one.values = {bytes.fromhex(value) for value in entry["values"][:MAX_VALUES]}
         one.last_seen, one.stately = float(entry["last_seen"]), bool(entry["stately"])
+        try:
+            read_rule(tomllib.loads(_toml(name, one))["rule"][0], "state", builtin_fragments())
+        except UsageError as error:
+            raise ValueError("this is no rule") from error
         self._keep(name, one)
 
     def _keep(self, name: str, one: _Learned) -> None:
@@ -232,14 +238,6 @@ def _common(a: str, b: str) -> str:
 
 def _escaped(text: str) -> str:
     return re.escape(text).replace("\\ ", r"\s")
-
-
-def _is_pattern(text: str) -> bool:
-    try:
-        re.compile(text)
-    except re.error:
-        return False
-    return True
 
 
 def _name(found: _Generalised) -> str:

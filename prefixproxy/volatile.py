@@ -20,7 +20,8 @@ one that it finds waits for evidence (of `where = "statement"` only sentences: a
 
 `evidence`: "signature" acts at first sight; "labelled" on the first or last line of the head at first sight, elsewhere
 once seen to change; "observed" only once seen to change. `[[companion]]` tables name statements that may share a line
-with others and go along with them. The sources of the built-in rules are the public reports that each `why` names.
+with others and go along with them. An `example` (a head `before` and `after`, if need be the `note` and a head seen
+`earlier`) is run when the file is read. The sources of the built-in rules are the public reports that each `why` names.
 """
 
 from __future__ import annotations

@@ -93,7 +93,9 @@ def test_set_to_apply_a_learned_rule_acts_after_a_restart_too() -> None:
     assert done[1].notes == ("Deck clock reads 11:01",)
 
 
-@pytest.mark.parametrize("broken", [{"where": "anywhere"}, {"pattern": "("}, {"values": ["x"]}, {"line": None}])
+@pytest.mark.parametrize(
+    "broken", [{"where": "anywhere"}, {"pattern": "("}, {"pattern": "(a+)+b"}, {"values": ["x"]}, {"line": None}]
+)
 def test_what_is_no_suggestion_is_not_taken_back(broken: dict[str, object]) -> None:
     state = taught("Deck clock reads 10:00", "Deck clock reads 10:01").export()
     (name,) = state["suggestions"]
