@@ -14,17 +14,18 @@ from typing import Any
 import orjson
 
 from prefixproxy.assemble import ASSEMBLED, Assembler
-from prefixproxy.backends import UpstreamResponse
+from prefixproxy.backends import Answer, UpstreamResponse
 from prefixproxy.backends.http import end_to_end
 from prefixproxy.body import Body
 from prefixproxy.errors import BadRequest, UpstreamFailed
 from prefixproxy.exchange import Exchange
 from prefixproxy.intake import IDENTITY, OUR_HEADERS, decode_body, decoded, without
 from prefixproxy.lease import Lease
+from prefixproxy.lines import LineWatch, message_in, object_in
 from prefixproxy.outcomes import outcome_of_answer
 from prefixproxy.reply import Reply
 from prefixproxy.sse import ProgressFilter, SSEOverflow, SSEReader, StreamTail, is_error, object_of
-from prefixproxy.types import Api, Outcome
+from prefixproxy.types import Api, Outcome, Usage
 from prefixproxy.usage import usage_from
 
 MAX_ANSWER_BYTES = 256 << 20
@@ -63,7 +64,7 @@ class Answering:
         self._lease = lease
         self._clock = clock
         self._tell_first_token = first_token
-        self._progress = ProgressFilter(exchange.api, remove=progress_is_ours)
+        self._progress: ProgressFilter | LineWatch = ProgressFilter(exchange.api, remove=progress_is_ours)
         self._tail = StreamTail()
         self.said: dict[str, Any] | None = None
         """The whole answer in the shape of a JSON one, as far as it could be read."""
@@ -73,11 +74,14 @@ class Answering:
         with when this returns; what the client still has to get is the returned call's business."""
         self._describe()
         headers = end_to_end(response.headers)
-        streamed = any(k.lower() == b"content-type" and b"event-stream" in v for k, v in headers)
+        kind = next((v for k, v in headers if k.lower() == b"content-type"), b"")
+        lines = b"x-ndjson" in kind
+        if lines:
+            self._progress = LineWatch()
         try:
-            if not streamed or response.status != 200:
+            if not (lines or b"event-stream" in kind) or response.status != 200:
                 finish = await self._relay_plain(response, headers)
-            elif self._exchange.streaming:
+            elif self._exchange.streaming or lines:
                 finish = await self._relay_stream(response, headers)
             else:
                 finish = await self._relay_assembled(response, headers)
@@ -150,7 +154,8 @@ class Answering:
         self._exchange.outcome = outcome_of_answer(response.status, is_answer=answer is not None)
         if self._exchange.outcome is Outcome.OK and answer is not None:
             self._lease.ok = True
-            self._exchange.usage = usage_from(self._exchange.api, [answer])
+            self._exchange.usage = self._usage_of([answer])
+            self.said = answer if self._exchange.api in ASSEMBLED else message_in(self._exchange.api, [answer])
             self._count()
         return partial(self._reply.whole, response.status, without(headers, frozenset({b"content-length"})), body)
 
@@ -163,7 +168,16 @@ class Answering:
     def _learn(self, objects: list[dict[str, Any]]) -> None:
         """The stream ended by itself: the slot is idle, and the last events say what it cost."""
         self._lease.ok = self._lease.idle = True
-        self._exchange.usage = self._lease.usage = usage_from(self._exchange.api, objects)
+        self._exchange.usage = self._lease.usage = self._usage_of(objects)
+
+    def _usage_of(self, objects: list[dict[str, Any]]) -> Usage:
+        """What the answer cost, as this kind of server means its counts."""
+        exchange, lease = self._exchange, self._lease
+        stated = usage_from(exchange.api, objects)
+        answer = Answer(exchange.api, self._body.data, objects, stated, lease.ticket.n_tokens, lease.alone)
+        reading = lease.backend.interpret(answer)
+        exchange.truncated = lease.truncated = reading.truncated
+        return reading.usage
 
     def _learn_what_was_told(self) -> None:
         """It broke off. The server counts the prompt as far as it came, so we do: see `lease.CutShort`."""
@@ -220,6 +234,9 @@ class _Kept:
 
     def assembled(self, api: Api, data: dict[str, Any]) -> dict[str, Any] | None:
         """The stream as one JSON answer; None if it was too long, broke off, or is of an API that is not assembled."""
+        if self._parts and api in (Api.OLLAMA_CHAT, Api.OLLAMA_GENERATE):
+            objects = [object_in(line) for line in b"".join(self._parts).split(b"\n")]
+            return message_in(api, [value for value in objects if value is not None])
         if not self._parts or api not in ASSEMBLED:
             return None
         assembler = Assembler(api, data)

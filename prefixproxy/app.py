@@ -16,7 +16,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from prefixproxy.admission import AdmissionControl, policy_of
 from prefixproxy.answers import AnswerMemory
 from prefixproxy.backends import Backend
+from prefixproxy.backends.auto import AutoUpstream
 from prefixproxy.backends.llamacpp import LlamaServer
+from prefixproxy.backends.ollama import Ollama
+from prefixproxy.backends.openai import OpenAIServer
 from prefixproxy.classify import History
 from prefixproxy.context import ContextLimits
 from prefixproxy.dispatch import Dispatcher
@@ -36,7 +39,7 @@ from prefixproxy.relay import Parts, Relay
 from prefixproxy.reply import Reply
 from prefixproxy.schedule import Scheduler
 from prefixproxy.schedule_types import Policy
-from prefixproxy.settings import Settings
+from prefixproxy.settings import Settings, Upstream
 from prefixproxy.stabilise import StabilisePolicy, Stabiliser
 from prefixproxy.stabilise_notes import count_tokens
 from prefixproxy.state import StateFile
@@ -177,10 +180,19 @@ class _Entrance:
 def _backends(settings: Settings, engine: Engine | None) -> list[tuple[Backend, int, bool]]:
     if engine is not None:
         return [(LlamaServer(EMBEDDED, engine.url, build=lambda: engine.build, shared=False), 0, True)]
-    for upstream in settings.upstreams:
-        if upstream.kind not in ("auto", "llama-server"):
-            raise UsageError(f"upstreams.{upstream.name}.kind: {upstream.kind} is not supported yet")
-    return [(LlamaServer(u.name, u.url, u.api_key), u.slots, u.snapshots == "auto") for u in settings.upstreams]
+    return [(backend_of(u), u.slots, u.snapshots == "auto") for u in settings.upstreams]
+
+
+def backend_of(upstream: Upstream) -> Backend:
+    """The adapter for an upstream's kind; for "auto", one that asks."""
+    kinds: dict[str, Callable[[str, str, str], Backend]] = {
+        "llama-server": LlamaServer,
+        "ollama": Ollama,
+        "openai": OpenAIServer,
+    }
+    made = [kinds[upstream.kind]] if upstream.kind in kinds else list(kinds.values())
+    found = [make(upstream.name, upstream.url, upstream.api_key) for make in made]
+    return found[0] if len(found) == 1 else AutoUpstream(found)
 
 
 def _limits(settings: Settings) -> ContextLimits:

@@ -210,7 +210,7 @@ class Dispatcher:
         del self._leases[lease.ticket.id]
         usage = lease.usage
         finish = Finish(
-            ok=lease.ok,
+            ok=lease.ok and not lease.truncated,
             cached_tokens=usage.cached_tokens,
             evaluated_tokens=usage.evaluated_tokens,
             predicted_tokens=usage.predicted_tokens,
@@ -222,7 +222,7 @@ class Dispatcher:
         self._apply(self._scheduler.finished(lease.ticket.id, finish, self._clock()))
 
     def _learn_ratio(self, lease: Lease) -> None:
-        if lease.ok and lease.usage.prompt_tokens:
+        if lease.ok and lease.usage.prompt_tokens and not lease.truncated:
             seen = lease.ticket.chain.n_bytes / lease.usage.prompt_tokens
             self._bytes_per_token += RATE_WEIGHT * (seen - self._bytes_per_token)
 
@@ -292,10 +292,12 @@ class Dispatcher:
             reason=grant.reason,
             queued_s=now - entry.since,
             upstream_since=keeper.state.back_since,
+            native=keeper.can.native,
         )
+        lease.run_beside(self._leases.values())
         self._leases[grant.ticket_id] = lease
         entry.granted.set_result(grant)
-        if grant.slot is None and keeper.state.facts is not None and keeper.state.facts.capabilities.observe:
+        if grant.slot is None and keeper.can.observe:
             self._spawn(self._locate(lease))
         return []
 

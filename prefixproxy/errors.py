@@ -5,7 +5,7 @@ ProxyError
 ├── ContextLengthExceeded  400 context_length_exceeded (with n_prompt_tokens and n_ctx_slot)
 ├── InvalidApiKey          401 invalid_api_key
 ├── Rejected               429 queue_full · 503 queue_timeout (with Retry-After)
-├── UpstreamUnavailable    503 upstream_unavailable (with Retry-After)
+├── UpstreamUnavailable    503 upstream_unavailable (with Retry-After); UpstreamLoading, OtherKind
 ├── UpstreamFailed         502 upstream_error
 └── UpstreamTimedOut       504 upstream_timeout
 UsageError                 wrong settings or arguments; the command line prints it and exits with 2
@@ -131,6 +131,10 @@ class UpstreamUnavailable(ProxyError):
 
 class UpstreamLoading(UpstreamUnavailable):
     """It answers, so waiting a little may help."""
+
+
+class OtherKind(UpstreamUnavailable):
+    """It answers, but not like the kind of server it was taken for."""
 
 
 class UpstreamFailed(ProxyError):

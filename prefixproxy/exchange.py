@@ -70,6 +70,8 @@ class Exchange:
     sent: float = 0.0
     reuse_off: bool = False
     measured: Measured = field(default_factory=Measured)
+    truncated: bool = False
+    """The upstream evaluated only a part of the prompt."""
     refused: str = ""
     """The code of the error it was refused with, before it reached an upstream."""
 
@@ -119,6 +121,7 @@ def ticket_of(exchange: Exchange, n_tokens: int, deadline: float, *, pinnable: b
         warmable=pinnable and exchange.api is Api.CHAT and prompt is not None and not prompt.multimodal,
         n_seqs=sequences(data),
         needs_ctx=exchange.measured.needs,
+        streams=exchange.streaming,
     )
 
 

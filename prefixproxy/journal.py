@@ -129,7 +129,7 @@ def record_json(record: RequestRecord) -> dict[str, Any]:
 
 def record_from_json(values: Mapping[str, Any]) -> RequestRecord:
     """The inverse of `record_json`; keys it does not know are skipped. Raises KeyError, TypeError or ValueError."""
-    known = {name: values[name] for name in RECORD_FIELDS}
+    known = {name: values[name] for name in RECORD_FIELDS if name in values}
     first = known["first_difference"]
     known.update(
         kind=Kind(known["kind"]),

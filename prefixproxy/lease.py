@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, assert_never
 
@@ -57,6 +57,18 @@ class Lease:
     """The server said its last word, or never got the request: the slot is free without looking."""
     reused: int | None = None
     """Cached tokens of a request that was broken off within its prefill, None for any other."""
+    native: bool = False
+    """Its upstream is llama-server (`Capabilities.native`)."""
+    alone: bool = True
+    """No other request of ours ran beside it on its upstream."""
+    truncated: bool = False
+    """Its upstream evaluated only a part of the prompt."""
+
+    def run_beside(self, others: Iterable[Lease]) -> None:
+        """Note for it and for those of `others` on its upstream that they run at the same time."""
+        for other in others:
+            if other.backend is self.backend:
+                other.alone = self.alone = False
 
 
 class CutShort:

@@ -249,7 +249,7 @@ class _Run:
             )
             response = await self._open(lease, control)
             try:
-                if response.status == SERVICE_UNAVAILABLE and self._reply.status is None:
+                if lease.native and response.status == SERVICE_UNAVAILABLE and self._reply.status is None:
                     lease.idle = True
                     self._dispatcher.loading(lease.backend)
                     return False
@@ -289,19 +289,20 @@ class _Run:
 
     def _control(self, lease: Lease) -> tuple[bool, list[Edit]]:
         """The keys that are ours: which slot, progress, and a stream even for a client that wants JSON. First, whether
-        the stream will hold progress that its client did not ask for."""
+        the stream will hold progress that its client did not ask for. Other servers get none of these, and no slot of
+        the client's either."""
         api, data = self._exchange.api, self._body.data
-        streams = self._exchange.streaming or can_assemble(api, data)
+        streams = lease.native and (self._exchange.streaming or can_assemble(api, data))
         added = stream_body_edits(api, data) if streams else ()
         edits = [*added]
         if lease.slot is not None:
             edits.append(SetKey((), "id_slot", lease.slot))
         elif "id_slot" in data and api in PINNABLE:
             edits.append(Remove(("id_slot",)))
-        if not self._parts.reuse and api in PINNABLE:
+        if lease.native and not self._parts.reuse and api in PINNABLE:
             lease.expected_cached = 0
             edits.append(SetKey((), "cache_prompt", False))
-        self._exchange.reuse_off = not self._parts.reuse or data.get("cache_prompt") is False
+        self._exchange.reuse_off = lease.native and (not self._parts.reuse or data.get("cache_prompt") is False)
         return bool(added), edits
 
 

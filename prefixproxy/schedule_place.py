@@ -258,20 +258,28 @@ class Placement:
             if more(root.chain) > server.rate(self.policy) * server.slots.rates.restore_s(root.n_bytes):
                 return Hold(HoldReason.WARMING, root.until)
         for slot in server.slots.in_state(SlotState.LEASED):
-            until = slot.since + self.policy.max_warm_s
+            until = slot.since + self._prefill_s(server, slot)
             if slot.first_token_at is None and self.now < until:
                 reused, _ = self._reuse(ticket, server, slot.held)
                 if self._worth(server, reused - cached):
                     return Hold(HoldReason.LEADER, until)
         return None
 
+    def _prefill_s(self, server: Server, slot: Slot) -> float:
+        """How long a prefill in a slot may take. Where its end does not show, what is expected of it must do."""
+        expected_s = WAIT_SLACK * slot.uncached / server.rate(self.policy)
+        return min(self.policy.max_warm_s, expected_s) if slot.quiet else self.policy.max_warm_s
+
     def _patience(self, waiting: Waiting, servers: Sequence[Server], best: Place) -> Hold | None:
-        """5. A busy slot holds so much of it that waiting is cheaper; not for longer than the first estimate said."""
+        """5. A busy slot holds so much of it that waiting is cheaper; not for longer than the first estimate said.
+        Where one cache serves all, nothing has to be waited for once it is evaluated."""
         if waiting.patience is not None and self.now >= waiting.patience:
             return None
         cheapest: tuple[float, Slot, float] | None = None
         for server in servers:
             rate, can_fork = server.rate(self.policy), self._can_fork(server)
+            if server.slots.facts.capabilities.shared_cache:
+                continue
             for slot in server.slots.in_state(SlotState.LEASED):
                 reused, _ = self._reuse(waiting.ticket, server, slot.held)
                 if not self._worth(server, reused - best.cached):

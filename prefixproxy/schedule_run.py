@@ -100,6 +100,7 @@ def lease(server: Server, ticket: Ticket, slots: Sequence[Slot], pinned: bool, n
         server.slots.trying = ticket.id
     for slot in slots:
         server.slots.lease(slot, ticket.id, ticket.family, running.held, ticket.n_tokens - expected, now)
+        slot.quiet = not (ticket.streams or server.slots.facts.capabilities.native)
     return running
 
 
@@ -123,7 +124,7 @@ def end(running: Running, finish: Finish, now: float) -> None:
             slots.forget(slot)  # llama-server clears the slots of the further answers when they end (release())
         elif finish.ok:
             slots.hold(slot, _held_after(running.held, finish))
-        elif finish.confirmed_idle:
+        elif finish.confirmed_idle or (not slots.observed and slot.first_token_at is None):
             slots.hold(slot, slot.before if not slot.started else slot.before.cut(_common(slot), 0))
             slots.poll_soon = slots.observed
         if finish.confirmed_idle:

@@ -97,9 +97,10 @@ class PrefixCounts:
 class Slot:
     """One row. `since`: when `state` last changed. `before`: what it held before the request that runs.
     `doubt`: what it holds if it is the slot an unpinned request took unseen. `uncached`: tokens its request was
-    expected to evaluate. `promised`: the ticket it was restored or warmed for. `source`: the root that was restored
-    into it, `warmed`: one was warmed in it, and nothing ran since. `until`: when the warm-up, save or
-    restore in it counts as failed. `ended`: its request ended by itself, so whatever keeps it busy is not ours."""
+    expected to evaluate. `quiet`: its first token will not show. `promised`: the ticket it was restored or warmed for.
+    `source`: the root that was restored into it, `warmed`: one was warmed in it, and nothing ran since. `until`: when
+    the warm-up, save or restore in it counts as failed. `ended`: its request ended by itself, so whatever keeps it busy
+    is not ours."""
 
     id: SlotId
     state: SlotState
@@ -114,6 +115,7 @@ class Slot:
     family: str = ""
     started: bool = False
     first_token_at: float | None = None
+    quiet: bool = False
     uncached: int = 0
     promised: TicketId | None = None
     source: RootId | None = None

@@ -63,7 +63,8 @@ class Ticket:
     `wanted_slot` is the client's own `id_slot` (negative: none; too large: modulo, as the server does). `pinnable`:
     this API's `id_slot` is read by the server. `warmable`: the edge can render its head as text. `n_seqs`: answers
     asked for at once. `tenant` and `family` are only compared. `needs_ctx`: tokens its slot must have room for, 0
-    if that is no question.
+    if that is no question. `streams`: its client gets tokens as they come; the others' first token shows on llama-server
+    only, which always streams to us.
     """
 
     id: TicketId
@@ -82,6 +83,7 @@ class Ticket:
     warmable: bool = True
     n_seqs: int = 1
     needs_ctx: int = 0
+    streams: bool = True
 
 
 MAX_WARM_S, MAX_COPY_S = 900.0, 30.0

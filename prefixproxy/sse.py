@@ -25,6 +25,7 @@ _LF, _CRLF = b"\n\n", b"\r\n\r\n"
 _TIMINGS = b'"timings":{'
 _PROGRESS = b',"prompt_progress":{'
 _ROLE_DELTA = {"role": "assistant", "content": None}
+_OLLAMA_COUNTS = b'"total_duration":'
 _NO_TOKEN_YET = frozenset({"response.created", "response.in_progress"})
 _DONE = b"[DONE]"
 _LAST_TYPES = frozenset({"response.completed", "response.incomplete", "message_stop"})
@@ -153,7 +154,7 @@ class StreamTail:
         found = []
         for data in _data_lines(self._head.split(b"\n"))[:1] + self.last_events(count):
             value = _object(data)
-            found += [value] if value is not None else _timings_in(data)
+            found += [value] if value is not None else _timings_in(data) or _ollama_counts_in(data)
         return found
 
 
@@ -183,6 +184,14 @@ def _timings_in(cut: bytes) -> list[dict[str, Any]]:
     end = cut.find(b"}", start)
     timings = _object(cut[start + len(_TIMINGS) - 1 : end + 1]) if 0 <= start < end else None
     return [{"timings": timings}] if timings is not None else []
+
+
+def _ollama_counts_in(cut: bytes) -> list[dict[str, Any]]:
+    """The counts of Ollama's last line, if that lacks its front: they stand behind `context`, which has a number for
+    every token (api/types.go, GenerateResponse)."""
+    start = cut.rfind(_OLLAMA_COUNTS)
+    counts = _object(b"{" + cut[start:].strip()) if start >= 0 else None
+    return [{**counts, "done": True}] if counts is not None else []
 
 
 @dataclass(frozen=True, slots=True)

@@ -261,6 +261,7 @@ def _upstream(state: UpstreamState, snapshot: SchedulerSnapshot) -> dict[str, An
         "models": list(facts.models) if facts else [],
         "n_ctx_slot": facts.n_ctx_slot if facts else None,
         "capabilities": asdict(facts.capabilities) if facts else {},
+        "reported": dict(state.backend.report()),
         "scheduler": views.get(state.backend.name, {}),
         "slots": [{**asdict(slot), "id": slot.id.slot} for slot in slots],
     }

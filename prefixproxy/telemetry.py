@@ -143,6 +143,7 @@ class Telemetry:
             relocations=plan.relocations if plan else (),
             first_difference=difference,
             context_exceeded=bool(exchange.measured.exceeded),
+            truncated=exchange.truncated,
         )
 
     def _explained(self, exchange: Exchange, now: float) -> tuple[MissReason, FirstDifference | None]:

@@ -160,6 +160,10 @@ class Capabilities:
     reports_cached: bool = False
     tokenize: bool = False
     template: bool = False
+    native: bool = False
+    """It is llama-server: it takes that server's control keys in a body, and 503 means that it is loading."""
+    shared_cache: bool = False
+    """What one request evaluated serves every other, whichever of them runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,3 +216,4 @@ class RequestRecord:
     relocations: tuple[Relocation, ...] = ()
     first_difference: FirstDifference | None = None
     context_exceeded: bool = False
+    truncated: bool = False

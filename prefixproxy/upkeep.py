@@ -16,7 +16,7 @@ from enum import StrEnum
 from prefixproxy.backends import Backend, SlotReading
 from prefixproxy.context import ContextLimits
 from prefixproxy.errors import ProxyError, UpstreamLoading, UpstreamUnavailable
-from prefixproxy.types import UpstreamFacts
+from prefixproxy.types import Capabilities, UpstreamFacts
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
@@ -93,6 +93,11 @@ class Upkeep:
         self.limits = ContextLimits()
         """What its slots must have; whoever builds it says so before `run`."""
         self._short = ""
+
+    @property
+    def can(self) -> Capabilities:
+        """What its last probe found it able to do; nothing before the first."""
+        return self.state.facts.capabilities if self.state.facts is not None else Capabilities()
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -192,7 +197,7 @@ class Upkeep:
 
     async def _look(self) -> None:
         """One round at a live upstream."""
-        if self._clock() - self.state.used_at < TRAFFIC_MEMORY_S:
+        if self.can.observe and self._clock() - self.state.used_at < TRAFFIC_MEMORY_S:
             await self._read()
             return
         try:
@@ -209,7 +214,7 @@ class Upkeep:
                 await self._read()
 
     async def _read(self) -> None:
-        if self.state.facts is None or not self.state.facts.capabilities.observe:
+        if not self.can.observe:
             return
         asked_at = self.state.read_at = self._clock()
         try:

@@ -40,6 +40,30 @@ class WarmCost:
     usage: Usage
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer that ended by itself, for the adapter to read what only its kind of server means by it.
+
+    `body` is the client's; `last` the objects that carry counts, in the order they came; `usage` what these state on
+    their face; `estimated_tokens` our own guess at the prompt; `alone`: no other request of ours ran beside it.
+    """
+
+    api: Api
+    body: Mapping[str, Any]
+    last: Sequence[dict[str, Any]]
+    usage: Usage
+    estimated_tokens: int
+    alone: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What an answer says: the counts as this server means them, and whether it evaluated only a part of the prompt."""
+
+    usage: Usage
+    truncated: bool = False
+
+
 class UpstreamResponse(Protocol):
     """An answer whose head has come and whose body is still on the way. Close it, always."""
 
@@ -95,5 +119,13 @@ class Backend(Protocol):
     async def save(self, slot: SlotId, file: str) -> CopyResult: ...
 
     async def restore(self, slot: SlotId, file: str) -> CopyResult: ...
+
+    def interpret(self, answer: Answer) -> Reading:
+        """What the counts of an answer mean here."""
+        ...
+
+    def report(self) -> Mapping[str, Any]:
+        """What the status shows of it beside its facts, as it was last seen; JSON values."""
+        ...
 
     async def close(self) -> None: ...

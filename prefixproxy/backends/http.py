@@ -12,7 +12,7 @@ server's 5 s of keep-alive end (server-http.cpp).
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from http import HTTPStatus
 from io import BytesIO
 from typing import Any
@@ -22,7 +22,7 @@ import orjson
 from multidict import CIMultiDict
 from yarl import URL
 
-from prefixproxy.backends import RawHeaders
+from prefixproxy.backends import Answer, RawHeaders, Reading
 from prefixproxy.errors import BadRequest, UpstreamFailed, UpstreamLoading, UpstreamUnavailable
 
 CONNECT_TIMEOUT_S = 5.0
@@ -120,6 +120,11 @@ class HttpUpstream:
         self._key = api_key
         self._sessions: dict[bool, aiohttp.ClientSession] = {}
 
+    @property
+    def has_key(self) -> bool:
+        """Whether a key of our own goes with every request; else the client's does."""
+        return bool(self._key)
+
     async def open(
         self,
         method: str,
@@ -142,7 +147,8 @@ class HttpUpstream:
         if response.status == HTTPStatus.SERVICE_UNAVAILABLE:
             raise UpstreamLoading(f"upstream {self.name} is not ready: {_reason(answer)}", retry_after_s=2)
         if response.status >= HTTPStatus.BAD_REQUEST:
-            raise UpstreamFailed(f"upstream {self.name} refused {method} {target}: {response.status} {_reason(answer)}")
+            refused = f"upstream {self.name} refused {method} {target}: {response.status} {_reason(answer)}"
+            raise UpstreamFailed(refused, upstream_status=response.status)
         try:
             return orjson.loads(answer)
         except orjson.JSONDecodeError as failure:
@@ -155,6 +161,12 @@ class HttpUpstream:
         response = await self._send(True, method, target, headers, payload, CALL_TIMEOUT_S)
         await response.close()
         return response.status
+
+    def interpret(self, answer: Answer) -> Reading:
+        return Reading(answer.usage)
+
+    def report(self) -> Mapping[str, Any]:
+        return {}
 
     async def close(self) -> None:
         for session in self._sessions.values():

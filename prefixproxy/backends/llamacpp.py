@@ -14,7 +14,7 @@ import orjson
 
 from prefixproxy.backends import CopyResult, SlotReading, WarmCost
 from prefixproxy.backends.http import HttpUpstream
-from prefixproxy.errors import UpstreamFailed, UpstreamUnavailable
+from prefixproxy.errors import OtherKind, UpstreamFailed
 from prefixproxy.types import Api, Capabilities, SlotId, UpstreamFacts
 from prefixproxy.usage import usage_from
 
@@ -41,7 +41,7 @@ class LlamaServer(HttpUpstream):
     async def probe(self) -> UpstreamFacts:
         props = await self.call("GET", "/props")
         if not isinstance(props, dict) or "total_slots" not in props:
-            raise UpstreamUnavailable(f"upstream {self.name} does not answer like llama-server", retry_after_s=5)
+            raise OtherKind(f"upstream {self.name} does not answer like llama-server", retry_after_s=5)
         observe = bool(props.get("endpoint_slots", True)) and await self._lists_slots()
         snapshot = observe and await self._saves_slots()
         modalities = props.get("modalities") or {}
@@ -61,6 +61,7 @@ class LlamaServer(HttpUpstream):
                 reports_cached=True,
                 tokenize=True,
                 template=True,
+                native=True,
             ),
             multimodal=any(modalities.values()) if isinstance(modalities, dict) else False,
             shared=self._shared,

@@ -35,7 +35,8 @@ RECORD = dataclasses.replace(
 CONTRACT = (
     "id, time, tenant, path, model, upstream, stream, kind, family, lane, slot, outcome, status, prompt_tokens, "
     "cache_n, prompt_n, cache_source, expected_cached, miss_reason, queue_ms, overhead_ms, ttft_ms, total_ms, "
-    "predicted_n, prompt_ms, fork, relocations, first_difference, context_exceeded"
+    "predicted_n, prompt_ms, fork, relocations, first_difference, context_exceeded, "
+    "truncated"
 ).split(", ")
 
 
@@ -166,6 +167,12 @@ def test_jsonl_round_trips_oldest_first() -> None:
 
 def test_fields_added_by_a_later_version_are_skipped() -> None:
     assert record_from_json({**record_json(RECORD), "new_field": 1}) == RECORD
+
+
+def test_a_journal_from_before_truncation_was_told_is_still_read() -> None:
+    older = record_json(RECORD)
+    del older["truncated"]
+    assert record_from_json(older) == RECORD
 
 
 @pytest.mark.parametrize("line", [b"{", b"{}", b"[]", b'{"id": 1}', orjson.dumps({**record_json(RECORD), "kind": "?"})])

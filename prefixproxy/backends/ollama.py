@@ -1,0 +1,157 @@
+"""Ollama: version, running models, what its counts mean in which version. Facts in docs/explanation/ollama.md.
+
+Every running model has its own llama-server, with as many slots as OLLAMA_NUM_PARALLEL says and a queue without limit
+in front of them. No slot can be named, seen or saved from outside. The number of slots is in no answer of the API.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from prefixproxy.backends import Answer, Reading
+from prefixproxy.backends.ollama_counts import Counts, Version, n_ctx_of, version_of
+from prefixproxy.backends.ollama_local import slots_of_children
+from prefixproxy.backends.slotless import SlotlessUpstream
+from prefixproxy.errors import OtherKind, UpstreamFailed
+from prefixproxy.types import Capabilities, UpstreamFacts
+
+DEFAULT_SLOTS = 1
+"""OLLAMA_NUM_PARALLEL where it is not set, since 0.10.0 (envconfig/config.go)."""
+REPORTS_CACHED_SINCE: Version = (0, 33, 3)
+ONE_SLOT_FAMILIES = frozenset(
+    {
+        "mllama",
+        "qwen3vl",
+        "qwen3vlmoe",
+        "qwen35",
+        "qwen35moe",
+        "qwen3next",
+        "lfm2",
+        "lfm2moe",
+        "nemotron_h",
+        "nemotron_h_moe",
+        "nemotron_h_omni",
+    }
+)
+"""Run with one slot whatever OLLAMA_NUM_PARALLEL says (server/sched.go)."""
+_LATEST = ":latest"
+_LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RunningModel:
+    """One entry of `/api/ps`. `n_ctx`: tokens of context for each request; `one_slot`: it runs one at a time."""
+
+    name: str
+    family: str
+    n_ctx: int | None
+    one_slot: bool
+
+
+class Ollama(SlotlessUpstream):
+    """A `Backend` over a running Ollama. `find_slots` looks for its slot count on this machine."""
+
+    def __init__(
+        self, name: str, url: str, api_key: str = "", find_slots: Callable[[], int | None] = slots_of_children
+    ) -> None:
+        super().__init__(name, url, api_key)
+        self._find_slots = find_slots
+        self._counts = Counts()
+        self._running: Mapping[str, RunningModel] = {}
+        self._slots_from = ""
+        self._truncated = 0
+        self._told: set[str] = set()
+
+    async def probe(self) -> UpstreamFacts:
+        answer = await self.call("GET", "/api/version")
+        version = answer.get("version") if isinstance(answer, dict) else None
+        if not isinstance(version, str):
+            raise OtherKind(f"upstream {self.name} does not answer like Ollama", retry_after_s=5)
+        self._counts.version = version_of(version)
+        names = [str(row["name"]) for row in await self._listed("/api/tags") if "name" in row]
+        await self._look()
+        found = await asyncio.to_thread(self._find_slots) if urlsplit(self.url).hostname in _LOOPBACK else None
+        self._slots_from = "OLLAMA_NUM_PARALLEL's default" if found is None else "the running llama-server"
+        return UpstreamFacts(
+            name=self.name,
+            kind="ollama",
+            n_slots=found or DEFAULT_SLOTS,
+            models=tuple(name for each in names for name in dict.fromkeys((each, each.removesuffix(_LATEST)))),
+            build=version,
+            capabilities=Capabilities(reports_cached=(self._counts.version or (0,)) >= REPORTS_CACHED_SINCE),
+        )
+
+    async def health(self) -> None:
+        await self._look()
+
+    def interpret(self, answer: Answer) -> Reading:
+        reading = self._counts.read(answer, self._n_ctx(answer.body))
+        if reading.truncated:
+            self._truncated += 1
+            log.warning(
+                "upstream %s cut a prompt of %s: about %d tokens came, %s were evaluated or reused. Raise its context "
+                "(OLLAMA_CONTEXT_LENGTH, or num_ctx for /api/chat and /api/generate)",
+                self.name,
+                answer.body.get("model"),
+                answer.estimated_tokens,
+                reading.usage.prompt_tokens,
+            )
+        return reading
+
+    def report(self) -> Mapping[str, Any]:
+        """`slots_from`: where the number of slots comes from unless `upstreams.slots` says it."""
+        return {
+            "running": [asdict(model) for model in self._running.values()],
+            "slots_from": self._slots_from,
+            "truncated_prompts": self._truncated,
+        }
+
+    def _n_ctx(self, body: Mapping[str, Any]) -> int | None:
+        """The context this request ran with: its own `num_ctx`, clamped to what the model was trained with, which shows
+        only in what runs; else what runs."""
+        model = str(body.get("model") or "")
+        running = self._running.get(model) or self._running.get(model + _LATEST)
+        known = [n for n in (n_ctx_of(body), running.n_ctx if running else None) if n is not None]
+        return min(known, default=None)
+
+    async def _look(self) -> None:
+        """Which models run."""
+        rows = await self._listed("/api/ps")
+        running = [_running_model(row) for row in rows if isinstance(row.get("name"), str)]
+        self._running = {model.name: model for model in running}
+        for model in running:
+            if model.one_slot and model.name not in self._told:
+                self._told.add(model.name)
+                log.warning(
+                    "upstream %s runs %s (%s) one request at a time, whatever OLLAMA_NUM_PARALLEL says",
+                    self.name,
+                    model.name,
+                    model.family,
+                )
+        self._told &= set(self._running)
+
+    async def _listed(self, path: str) -> list[dict[str, Any]]:
+        answer = await self.call("GET", path)
+        rows = answer.get("models") if isinstance(answer, dict) else None
+        if not isinstance(rows, list | None) or not isinstance(answer, dict):
+            raise UpstreamFailed(f"upstream {self.name} answered {path} with an unknown shape")
+        return [row for row in rows or () if isinstance(row, dict)]
+
+
+def _running_model(row: dict[str, Any]) -> RunningModel:
+    details = row.get("details")
+    family = str(details.get("family") or "") if isinstance(details, dict) else ""
+    n_ctx = row.get("context_length")
+    return RunningModel(
+        name=row["name"],
+        family=family,
+        n_ctx=n_ctx if isinstance(n_ctx, int) and n_ctx > 0 else None,
+        one_slot=family in ONE_SLOT_FAMILIES,
+    )
