@@ -27,6 +27,8 @@ SLOT_TAKING = frozenset(
     {
         "/embedding",
         "/embeddings",
+        "/api/embed",
+        "/api/embeddings",
         "/v1/embeddings",
         "/rerank",
         "/reranking",

@@ -63,8 +63,8 @@ class Ticket:
     `wanted_slot` is the client's own `id_slot` (negative: none; too large: modulo, as the server does). `pinnable`:
     this API's `id_slot` is read by the server. `warmable`: the edge can render its head as text. `n_seqs`: answers
     asked for at once. `tenant` and `family` are only compared. `needs_ctx`: tokens its slot must have room for, 0
-    if that is no question. `streams`: its client gets tokens as they come; the others' first token shows on llama-server
-    only, which always streams to us.
+    if that is no question. `streams`: its client gets tokens as they come; the others' first token shows only on
+    llama-server, which always streams to us.
     """
 
     id: TicketId

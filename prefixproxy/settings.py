@@ -33,12 +33,6 @@ Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Count = Annotated[int, Field(ge=0)]
 
 
-_SLOTS = (
-    "How many requests it runs at once; 0 asks the upstream. Ollama tells only a proxy on its own machine, and counts "
-    "as 1 otherwise; an `openai` server never tells, and counts as 4."
-)
-
-
 def _tuple_of_list(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
@@ -82,7 +76,9 @@ class Upstream(Section):
         "auto", description="Which server it is. `auto` asks it; `openai` is any other OpenAI-compatible server."
     )
     api_key: str = Field("", repr=False, description="Key sent to this upstream. Empty: the client's own is passed on.")
-    slots: int = Field(0, ge=0, le=1024, description=_SLOTS)
+    slots: int = Field(
+        0, ge=0, le=1024, description="Requests at once; 0 asks the upstream (an Ollama elsewhere: 1, `openai`: 4)."
+    )
     snapshots: Literal["auto", "off"] = Field(
         "auto", description="Whether roots may be copied between slots through saved KV files."
     )

@@ -121,6 +121,7 @@ class ScriptedOllama(StubUpstream):
             "/api/ps": lambda: {"models": [self._shown(runner) for runner in self.runners.values()]},
             "/v1/models": lambda: {"object": "list", "data": [{"id": n, "object": "model"} for n in self.models]},
             "/api/embed": lambda: {"embeddings": [[0.0]]},
+            "/v1/embeddings": lambda: {"embeddings": [[0.0]]},
         }
         if exchange.request.path == "/":
             return await exchange.whole(200, b"Ollama is running", [(b"Content-Type", b"text/plain; charset=utf-8")])

@@ -160,6 +160,21 @@ async def test_our_queue_is_the_bound() -> None:
         assert (ollama.most_at_once, len(ollama.generating())) == (2, 4)
 
 
+@pytest.mark.parametrize("path", ["/api/embed", "/v1/embeddings"])
+async def test_embeddings_wait_in_our_queue_too(path: str) -> None:
+    ollama = ScriptedOllama(num_parallel=1)
+    async with before(ollama, slots=1) as running:
+        ollama.may_prefill.clear()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(post(running, "/api/chat", chat()))
+            await ollama.arrived(1)
+            embedded = group.create_task(post(running, path, {"model": "tiny", "input": "x"}))
+            await eventually(lambda: len(running.proxy.parts.dispatcher.snapshot().waiting) == 1)
+            assert not [seen for seen in ollama.requests if seen.path == path]
+            ollama.may_prefill.set()
+        assert embedded.result().json() == {"embeddings": [[0.0]]}
+
+
 async def test_who_finds_the_queue_full_is_told_in_ollamas_shape() -> None:
     ollama = ScriptedOllama(num_parallel=1)
     async with before(ollama, slots=1, admission__queue_limit=1) as running:
