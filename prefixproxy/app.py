@@ -185,14 +185,14 @@ def _backends(settings: Settings, engine: Engine | None) -> list[tuple[Backend, 
 
 def backend_of(upstream: Upstream) -> Backend:
     """The adapter for an upstream's kind; for "auto", one that asks."""
-    kinds: dict[str, Callable[[str, str, str], Backend]] = {
-        "llama-server": LlamaServer,
-        "ollama": Ollama,
-        "openai": OpenAIServer,
+    where = upstream.name, upstream.url, upstream.api_key
+    kinds: dict[str, Callable[[], Backend]] = {
+        "llama-server": lambda: LlamaServer(*where),
+        "ollama": lambda: Ollama(*where, upstream.normalise),
+        "openai": lambda: OpenAIServer(*where),
     }
-    made = [kinds[upstream.kind]] if upstream.kind in kinds else list(kinds.values())
-    found = [make(upstream.name, upstream.url, upstream.api_key) for make in made]
-    return found[0] if len(found) == 1 else AutoUpstream(found)
+    make = kinds.get(upstream.kind)
+    return make() if make else AutoUpstream([each() for each in kinds.values()])
 
 
 def _limits(settings: Settings) -> ContextLimits:

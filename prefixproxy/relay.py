@@ -294,7 +294,7 @@ class _Run:
         api, data = self._exchange.api, self._body.data
         streams = lease.native and (self._exchange.streaming or can_assemble(api, data))
         added = stream_body_edits(api, data) if streams else ()
-        edits = [*added]
+        edits = [*added, *lease.backend.control(api, data)]
         if lease.slot is not None:
             edits.append(SetKey((), "id_slot", lease.slot))
         elif "id_slot" in data and api in PINNABLE:

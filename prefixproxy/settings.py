@@ -76,11 +76,12 @@ class Upstream(Section):
         "auto", description="Which server it is. `auto` asks it; `openai` is any other OpenAI-compatible server."
     )
     api_key: str = Field("", repr=False, description="Key sent to this upstream. Empty: the client's own is passed on.")
-    slots: int = Field(
-        0, ge=0, le=1024, description="Requests at once; 0 asks the upstream (an Ollama elsewhere: 1, `openai`: 4)."
-    )
+    slots: int = Field(0, ge=0, le=1024, description="Requests at once; 0 asks (Ollama elsewhere: 1, `openai`: 4).")
     snapshots: Literal["auto", "off"] = Field(
         "auto", description="Whether roots may be copied between slots through saved KV files."
+    )
+    normalise: Annotated[tuple[Literal["num_ctx", "keep_alive"], ...], Listed] = Field(
+        (), description="Ollama: options that go out with the largest value any client asked for. Empty: none."
     )
 
     @field_validator("name")

@@ -90,7 +90,7 @@ MAY_IMPORT = {
     "chat*": {"chat*", "body", "prompt", "prefix"},
     "stabilise*": {"stabilise*", "chat*", "volatile*", "conversations", "evidence", "prompt", "prefix"},
     "sse": {"prompt"},
-    "backends*": {"backends*", "usage"},
+    "backends*": {"backends*", "prompt", "usage"},
     "journal": set[str](),
     "metrics": {"labels"},
     "classify": {"misses", "quotes", "sightings", "prefix"},

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from prefixproxy.prompt import Edit
 from prefixproxy.types import Api, SlotId, UpstreamFacts, Usage
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
@@ -119,6 +120,10 @@ class Backend(Protocol):
     async def save(self, slot: SlotId, file: str) -> CopyResult: ...
 
     async def restore(self, slot: SlotId, file: str) -> CopyResult: ...
+
+    def control(self, api: Api, body: Mapping[str, Any]) -> Sequence[Edit]:
+        """What to change in the client's body for this kind of server, beside what the plan changes."""
+        ...
 
     def interpret(self, answer: Answer) -> Reading:
         """What the counts of an answer mean here."""

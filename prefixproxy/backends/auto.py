@@ -16,6 +16,7 @@ from prefixproxy.backends import (
     WarmCost,
 )
 from prefixproxy.errors import OtherKind, UpstreamFailed, UpstreamUnavailable
+from prefixproxy.prompt import Edit
 from prefixproxy.types import Api, SlotId, UpstreamFacts
 
 _KEY_WANTED = frozenset({401, 403})
@@ -75,6 +76,9 @@ class AutoUpstream:
 
     async def restore(self, slot: SlotId, file: str) -> CopyResult:
         return await self._found.restore(slot, file)
+
+    def control(self, api: Api, body: Mapping[str, Any]) -> Sequence[Edit]:
+        return self._found.control(api, body)
 
     def interpret(self, answer: Answer) -> Reading:
         return self._found.interpret(answer)

@@ -12,7 +12,7 @@ server's 5 s of keep-alive end (server-http.cpp).
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from http import HTTPStatus
 from io import BytesIO
 from typing import Any
@@ -24,6 +24,8 @@ from yarl import URL
 
 from prefixproxy.backends import Answer, RawHeaders, Reading
 from prefixproxy.errors import BadRequest, UpstreamFailed, UpstreamLoading, UpstreamUnavailable
+from prefixproxy.prompt import Edit
+from prefixproxy.types import Api
 
 CONNECT_TIMEOUT_S = 5.0
 KEEPALIVE_EXPIRY_S = 4.0
@@ -161,6 +163,9 @@ class HttpUpstream:
         response = await self._send(True, method, target, headers, payload, CALL_TIMEOUT_S)
         await response.close()
         return response.status
+
+    def control(self, api: Api, body: Mapping[str, Any]) -> Sequence[Edit]:
+        return ()
 
     def interpret(self, answer: Answer) -> Reading:
         return Reading(answer.usage)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,9 +16,11 @@ from urllib.parse import urlsplit
 from prefixproxy.backends import Answer, Reading
 from prefixproxy.backends.ollama_counts import Counts, Version, n_ctx_of, version_of
 from prefixproxy.backends.ollama_local import slots_of_children
+from prefixproxy.backends.ollama_options import LargestOptions
 from prefixproxy.backends.slotless import SlotlessUpstream
 from prefixproxy.errors import OtherKind, UpstreamFailed
-from prefixproxy.types import Capabilities, UpstreamFacts
+from prefixproxy.prompt import Edit
+from prefixproxy.types import Api, Capabilities, UpstreamFacts
 
 DEFAULT_SLOTS = 1
 """OLLAMA_NUM_PARALLEL where it is not set, since 0.10.0 (envconfig/config.go)."""
@@ -56,12 +58,19 @@ class RunningModel:
 
 
 class Ollama(SlotlessUpstream):
-    """A `Backend` over a running Ollama. `find_slots` looks for its slot count on this machine."""
+    """A `Backend` over a running Ollama. `normalise`: options made the same for all clients; `find_slots` looks for
+    its slot count on this machine."""
 
     def __init__(
-        self, name: str, url: str, api_key: str = "", find_slots: Callable[[], int | None] = slots_of_children
+        self,
+        name: str,
+        url: str,
+        api_key: str = "",
+        normalise: Collection[str] = (),
+        find_slots: Callable[[], int | None] = slots_of_children,
     ) -> None:
         super().__init__(name, url, api_key)
+        self._options = LargestOptions(normalise)
         self._find_slots = find_slots
         self._counts = Counts()
         self._running: Mapping[str, RunningModel] = {}
@@ -91,6 +100,11 @@ class Ollama(SlotlessUpstream):
     async def health(self) -> None:
         await self._look()
 
+    def control(self, api: Api, body: Mapping[str, Any]) -> Sequence[Edit]:
+        running = self._running_as(body)
+        model = running.name if running else _tagged(str(body.get("model") or ""))
+        return self._options.edits(api, body, model, running.n_ctx if running else None)
+
     def interpret(self, answer: Answer) -> Reading:
         reading = self._counts.read(answer, self._n_ctx(answer.body))
         if reading.truncated:
@@ -111,15 +125,19 @@ class Ollama(SlotlessUpstream):
             "running": [asdict(model) for model in self._running.values()],
             "slots_from": self._slots_from,
             "truncated_prompts": self._truncated,
+            "normalised": self._options.report(),
         }
 
     def _n_ctx(self, body: Mapping[str, Any]) -> int | None:
         """The context this request ran with: its own `num_ctx`, clamped to what the model was trained with, which shows
         only in what runs; else what runs."""
-        model = str(body.get("model") or "")
-        running = self._running.get(model) or self._running.get(model + _LATEST)
+        running = self._running_as(body)
         known = [n for n in (n_ctx_of(body), running.n_ctx if running else None) if n is not None]
         return min(known, default=None)
+
+    def _running_as(self, body: Mapping[str, Any]) -> RunningModel | None:
+        """The model a request asks for, if it was seen running."""
+        return self._running.get(_tagged(str(body.get("model") or "")))
 
     async def _look(self) -> None:
         """Which models run."""
@@ -143,6 +161,11 @@ class Ollama(SlotlessUpstream):
         if not isinstance(rows, list | None) or not isinstance(answer, dict):
             raise UpstreamFailed(f"upstream {self.name} answered {path} with an unknown shape")
         return [row for row in rows or () if isinstance(row, dict)]
+
+
+def _tagged(model: str) -> str:
+    """A model's whole name: without a tag, the latest is meant."""
+    return model if ":" in model.rpartition("/")[2] else model + _LATEST
 
 
 def _running_model(row: dict[str, Any]) -> RunningModel:

@@ -19,6 +19,7 @@ from typing import Any
 import httpx
 import orjson
 import pytest
+from scripted_ollama import ScriptedOllama
 from stub_upstream import Exchange, StubUpstream
 from threads import in_thread
 
@@ -342,3 +343,24 @@ def test_the_demo_tells_in_json_what_the_servers_reported(tiny_model: Path, tmp_
     assert (straight["roots_evaluated"], straight["lanes_that_reused"]) == (3, 0)
     assert known["lanes_that_reused"] >= 1
     assert "through prefixproxy, cold" in result.stderr
+
+
+@pytest.mark.parametrize("by_settings", [True, False])
+def test_the_shipped_settings_for_ollama_serve_one(tmp_path: Path, *, by_settings: bool) -> None:
+    """As shipped but for the address; and without any settings, the kind found by asking."""
+    with in_thread("ollama", ScriptedOllama) as ollama:
+        shipped = (Path(__file__).parents[2] / "config" / "ollama.toml").read_text(encoding="utf-8")
+        assert "http://127.0.0.1:11434" in shipped
+        config = tmp_path / "ollama.toml"
+        config.write_text(shipped.replace("http://127.0.0.1:11434", ollama.url), encoding="utf-8")
+        arguments = ("--config", config) if by_settings else ("--upstream", ollama.url)
+        with serve(*arguments, cwd=tmp_path) as served, httpx.Client(base_url=served.url, timeout=60) as client:
+            until_ready(client)
+            body = {"model": "tiny", "messages": CHAT["messages"]}
+            lines = client.post("/api/chat", json=body).text.splitlines()
+            assert orjson.loads(lines[-1])["done"] is True
+            assert client.post("/v1/chat/completions", json=body).json()["usage"]["completion_tokens"] == 3
+            [upstream] = client.get("/prefixproxy/status").json()["upstreams"]
+            assert (upstream["kind"], upstream["build"]) == ("ollama", "0.33.3")
+            assert len(upstream["slots"]) == (4 if by_settings else 1)
+        assert ollama.violations == []

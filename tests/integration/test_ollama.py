@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -27,10 +27,12 @@ def chat(text: str = "Why?", **more: Any) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def before(ollama: ScriptedOllama, *, slots: int = 2, **settings: Any) -> AsyncIterator[RunningProxy]:
+async def before(
+    ollama: ScriptedOllama, *, slots: int = 2, normalise: Sequence[str] = (), **settings: Any
+) -> AsyncIterator[RunningProxy]:
     """The proxy in front of `ollama`. At the end: nothing held, nothing waiting, and no pin was ever sent."""
     async with ollama:
-        upstream = {"name": "o", "url": ollama.url, "kind": "ollama", "slots": slots}
+        upstream = {"name": "o", "url": ollama.url, "kind": "ollama", "slots": slots, "normalise": [*normalise]}
         async with running_proxy(ollama.url, upstreams=[upstream], **settings) as running:
             yield running
             await until_quiet(running)
@@ -347,3 +349,41 @@ async def test_a_lost_ollama_is_noticed_and_found_again() -> None:
         down[0] = False
         await eventually(lambda: running.proxy.parts.dispatcher.is_up)
         assert (await post(running, "/api/chat", chat(stream=False))).status_code == 200
+
+
+async def three_clients(running: RunningProxy) -> None:
+    """Three clients in turn, each with a context of its own; one of them twice."""
+    for n_ctx in (8192, 4096, 2048, 8192):
+        body = chat(stream=False, options={"num_ctx": n_ctx, "seed": 1}, keep_alive=f"{n_ctx}s")
+        assert (await post(running, "/api/chat", body)).status_code == 200
+
+
+async def test_options_made_the_same_for_all_keep_a_model_loaded() -> None:
+    ollama = ScriptedOllama()
+    async with before(ollama, normalise=["num_ctx", "keep_alive"]) as running:
+        await three_clients(running)
+        await post(running, "/api/chat", chat(stream=False))
+        assert ollama.loads == [("tiny:latest", 8192)]
+        sent = [seen.json() for seen in ollama.generating()]
+        assert [each["options"] for each in sent[:4]] == [{"num_ctx": 8192, "seed": 1}] * 4
+        assert [each.get("keep_alive") for each in sent] == ["8192s"] * 4 + [None]
+        shown = (await upstream_shown(running))["reported"]["normalised"]
+        assert shown == {"num_ctx": {"tiny:latest": 8192}, "keep_alive": "8192s"}
+
+
+async def test_nothing_is_made_the_same_unless_it_was_asked_for() -> None:
+    ollama = ScriptedOllama()
+    async with before(ollama) as running:
+        await three_clients(running)
+        assert [n_ctx for _, n_ctx in ollama.loads] == [8192, 4096, 2048, 8192]
+        assert [seen.json()["options"]["num_ctx"] for seen in ollama.generating()] == [8192, 4096, 2048, 8192]
+        assert (await upstream_shown(running))["reported"]["normalised"] == {}
+
+
+async def test_a_command_to_unload_is_passed_on() -> None:
+    ollama = ScriptedOllama()
+    async with before(ollama, normalise=["num_ctx", "keep_alive"]) as running:
+        await three_clients(running)
+        unload = {"model": "tiny", "keep_alive": 0}
+        await post(running, "/api/generate", unload)
+        assert ollama.generating()[-1].json() == unload
