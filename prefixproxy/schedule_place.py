@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from prefixproxy.prefix import PrefixChain
 from prefixproxy.schedule_plan import (
+    WAIT_SLACK,
     Decision,
     Gather,
     Hold,
@@ -19,6 +20,8 @@ from prefixproxy.schedule_plan import (
     Server,
     Spread,
     WarmFirst,
+    evaluated,
+    prefill_s,
     serving_servers,
     tokens_of,
 )
@@ -30,8 +33,6 @@ from prefixproxy.types import SlotId, SlotState, TicketId
 
 WORTHWHILE_REUSE = 0.9
 """Where slots that forget a tail keep less than this share of the rest, copying a slot with a tail is pointless."""
-WAIT_SLACK = 2.0
-"""A wait for a busy slot is given up after this many times the expected time."""
 
 
 @dataclass(slots=True)
@@ -164,9 +165,10 @@ class Placement:
         return direct + forks
 
     def _direct(self, ticket: Ticket, server: Server, slot: Slot, rate: float) -> Place:
-        cached, blocks = self._reuse(ticket, server, slot.held, self._can_fork(server))
-        extends = blocks == len(slot.held.chain.hashes)
-        lost_s = 0.0 if extends else server.slots.lost_s(slot, blocks, rate, self.now)
+        cached, _ = self._reuse(ticket, server, evaluated(ticket, server, slot), self._can_fork(server))
+        kept = ticket.chain.common_blocks(slot.held.chain)
+        extends = kept == len(slot.held.chain.hashes)
+        lost_s = 0.0 if extends else server.slots.lost_s(slot, kept, rate, self.now)
         if cached:
             reason = Reason.RESIDENT
         elif ticket.side:
@@ -258,17 +260,12 @@ class Placement:
             if more(root.chain) > server.rate(self.policy) * server.slots.rates.restore_s(root.n_bytes):
                 return Hold(HoldReason.WARMING, root.until)
         for slot in server.slots.in_state(SlotState.LEASED):
-            until = slot.since + self._prefill_s(server, slot)
+            until = slot.since + prefill_s(slot, server, self.policy)
             if slot.first_token_at is None and self.now < until:
                 reused, _ = self._reuse(ticket, server, slot.held)
                 if self._worth(server, reused - cached):
                     return Hold(HoldReason.LEADER, until)
         return None
-
-    def _prefill_s(self, server: Server, slot: Slot) -> float:
-        """How long a prefill in a slot may take. Where its end does not show, what is expected of it must do."""
-        expected_s = WAIT_SLACK * slot.uncached / server.rate(self.policy)
-        return min(self.policy.max_warm_s, expected_s) if slot.quiet else self.policy.max_warm_s
 
     def _patience(self, waiting: Waiting, servers: Sequence[Server], best: Place) -> Hold | None:
         """5. A busy slot holds so much of it that waiting is cheaper; not for longer than the first estimate said.

@@ -12,6 +12,9 @@ from prefixproxy.schedule_slots import Held, Slot, Upstream, Work
 from prefixproxy.schedule_types import HoldReason, Policy, Reason, Ticket
 from prefixproxy.types import SlotState, TicketId
 
+WAIT_SLACK = 2.0
+"""A wait for a busy slot is given up after this many times the expected time."""
+
 
 @dataclass(slots=True)
 class Server:
@@ -101,6 +104,20 @@ def shared(ticket: Ticket, held: Held) -> tuple[int, int]:
     """Tokens of a ticket that `held` has too, and the blocks; the server evaluates a prompt's last token always."""
     blocks = ticket.chain.common_blocks(held.chain)
     return max(0, min(held.tokens_at(blocks), ticket.n_tokens - 1)), blocks
+
+
+def evaluated(ticket: Ticket, server: Server, slot: Slot) -> Held:
+    """What a ticket finds evaluated in an idle slot. Where one cache serves all: whatever of it anybody evaluated."""
+    if not server.slots.facts.capabilities.shared_cache:
+        return slot.held
+    known = (s.held for s in server.slots.slots if s.idle or s.first_token_at is not None)
+    return max(known, key=lambda held: ticket.chain.common_blocks(held.chain), default=slot.held)
+
+
+def prefill_s(slot: Slot, server: Server, policy: Policy) -> float:
+    """How long the prefill in a leased slot may take. Where its end does not show, what is expected of it must do."""
+    expected_s = WAIT_SLACK * slot.uncached / server.rate(policy)
+    return min(policy.max_warm_s, expected_s) if slot.quiet else policy.max_warm_s
 
 
 def serving_servers(servers: Sequence[Server], ticket: Ticket) -> list[Server]:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import cast
 
 import pytest
@@ -181,3 +182,25 @@ async def test_a_server_that_loads_is_no_reason_to_warn_until_it_is_not_there(ca
         keeper.state.probe_now.set()
         await until(lambda: keeper.state.health is Health.STARTING)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+async def test_a_server_that_shows_no_slots_is_asked_for_its_health_while_there_is_traffic(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("prefixproxy.upkeep.LOOK_EVERY_S", 0.0)
+    backend, asked = Scripted(), asyncio.Event()
+    facts = replace(FACTS, capabilities=Capabilities())
+
+    async def probe() -> UpstreamFacts:
+        return facts
+
+    async def health() -> None:
+        asked.set()
+
+    monkeypatch.setattr(backend, "probe", probe)
+    monkeypatch.setattr(backend, "health", health)
+    async with kept(backend, Heard()) as keeper:
+        keeper.used()
+        async with asyncio.timeout(10):
+            await asked.wait()
+    assert backend.looks == 0
