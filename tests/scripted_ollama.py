@@ -117,7 +117,7 @@ class ScriptedOllama(StubUpstream):
     async def _told(self, exchange: Exchange) -> None:
         answers: dict[str, Callable[[], dict[str, Any]]] = {
             "/api/version": lambda: {"version": self.version},
-            "/api/tags": lambda: {"models": [{"name": n, "details": {"family": f}} for n, f in self.models.items()]},
+            "/api/tags": lambda: {"models": [_listed(name, family) for name, family in self.models.items()]},
             "/api/ps": lambda: {"models": [self._shown(runner) for runner in self.runners.values()]},
             "/v1/models": lambda: {"object": "list", "data": [{"id": n, "object": "model"} for n in self.models]},
             "/api/embed": lambda: {"embeddings": [[0.0]]},
@@ -130,8 +130,7 @@ class ScriptedOllama(StubUpstream):
         await exchange.json(200, answers[exchange.request.path]())
 
     def _shown(self, runner: Runner) -> dict[str, Any]:
-        details = {"family": self.models[runner.model], "format": "gguf"}
-        return {"name": runner.model, "model": runner.model, "details": details, "context_length": runner.n_ctx}
+        return _listed(runner.model, self.models[runner.model]) | {"context_length": runner.n_ctx}
 
     def _model(self, body: dict[str, Any]) -> str | None:
         asked = str(body.get("model"))
@@ -159,7 +158,7 @@ class ScriptedOllama(StubUpstream):
                 prompt = fitted(messages, runner.n_ctx)
                 idle = [slot for slot in runner.slots if not slot.busy]
                 slot = max(idle, key=lambda slot: common(slot.holds, prompt))
-                cached = min(common(slot.holds, prompt) // 4, len(prompt) // 4 - 1)
+                cached = max(0, min(common(slot.holds, prompt) // 4, len(prompt) // 4 - 1))
                 slot.busy = True
                 beside = sum(slot.busy for slot in runner.slots) - 1
                 try:
@@ -282,6 +281,10 @@ class ScriptedOllama(StubUpstream):
         for each in events:
             await exchange.send(b"event: " + each["type"].encode() + b"\n" + event(each))
         await exchange.end()
+
+
+def _listed(name: str, family: str) -> dict[str, Any]:
+    return {"name": name, "model": name, "details": {"family": family, "format": "gguf"}}
 
 
 def rendered(messages: list[dict[str, Any]]) -> list[bytes]:

@@ -6,6 +6,7 @@ than the server can run only wait there instead of here.
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from prefixproxy.backends.slotless import SlotlessUpstream
@@ -17,6 +18,8 @@ ASSUMED_SLOTS = 4
 _UNAUTHORISED = frozenset({401, 403})
 _SHARES_BLOCKS = frozenset({"vllm", "sglang"})
 """`owned_by` of servers that keep one cache of blocks for all requests."""
+
+log = logging.getLogger(__name__)
 
 
 class OpenAIServer(SlotlessUpstream):
@@ -35,7 +38,12 @@ class OpenAIServer(SlotlessUpstream):
         )
 
     async def health(self) -> None:
-        await self._models()
+        """Gone is what cannot be reached. Servers that answer one request at a time let this one wait, or break it off,
+        while they work for a client."""
+        try:
+            await self._models()
+        except UpstreamFailed as failure:
+            log.debug("upstream %s does not tell its models now: %s", self.name, failure.message)
 
     async def _models(self) -> list[dict[str, Any]]:
         """The models it lists. A server that wants a key which only its clients have is up, and lists none."""

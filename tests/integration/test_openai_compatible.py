@@ -150,6 +150,21 @@ async def test_a_server_whose_key_only_its_clients_have_is_served() -> None:
         assert (await post(running, CHAT)).status_code == 200
 
 
+async def test_a_server_too_busy_to_list_its_models_is_not_gone() -> None:
+    """Some answer one request at a time."""
+    server = Server()
+
+    async def cut(exchange: Exchange) -> None:
+        exchange.reset()
+
+    async with before(server) as running:
+        backend = running.proxy.parts.dispatcher.keepers["u"].state.backend
+        server.routes["/v1/models"] = cut
+        await backend.health()
+        assert (await post(running, CHAT)).status_code == 200
+        server.routes.clear()
+
+
 async def test_auto_finds_it() -> None:
     async with before(Server(), kind="auto") as running:
         facts = running.proxy.parts.dispatcher.keepers["u"].state.facts
