@@ -242,7 +242,7 @@ async def test_ollamas_errors_pass_as_they_are() -> None:
         assert (answer.status_code, answer.json()) == (404, {"error": "model 'none' not found"})
         answer = await post(running, "/v1/chat/completions", {**chat(), "model": "none"})
         assert (answer.status_code, answer.json()["error"]["type"]) == (404, "not_found_error")
-        assert newest(running).outcome is Outcome.UPSTREAM_ERROR
+        assert newest(running).outcome is Outcome.BAD_REQUEST
 
 
 async def test_a_busy_server_is_not_taken_for_one_that_loads() -> None:
