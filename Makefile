@@ -15,7 +15,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet --constraint requirements.lock
 
-.PHONY: help demo test check bench bench-fanout docs format lock clean soak
+.PHONY: help demo test check bench bench-fanout docs format lock clean soak bench-conversations
 .DEFAULT_GOAL := help
 
 help: ## what each target does
@@ -38,6 +38,9 @@ bench: $(VENV)/.test ## what the proxy adds per request and per stream, against 
 
 bench-fanout: $(VENV)/.test ## tokens evaluated over the least possible, beside stock llama-server; ARGS="--tiny" is fast
 	PYTHONPATH=tests $(BIN)/python -m tests.bench.fanout $(ARGS)
+
+bench-conversations: $(VENV)/.test ## the same for conversations that take turns; ARGS="--fuzz 10" draws patterns
+	PYTHONPATH=tests $(BIN)/python tests/bench/conversations.py $(ARGS)
 
 soak: $(VENV)/.test ## 1,000 requests, clients that leave, foreign requests; SOAK_SEED=2 is another load
 	SOAK_REQUESTS=$(or $(SOAK_REQUESTS),1000) $(BIN)/python -m pytest -n 0 tests/integration/test_soak.py $(ARGS)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import math
+import shutil
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from starlette.applications import Starlette
@@ -78,13 +80,14 @@ def create_app(settings: Settings, *, engine: Engine | None = None) -> Proxy:
     clock = time.monotonic
     metrics = Metrics()
     reuse = settings.reuse.mode != "off"
-    scheduler = Scheduler(_policy(policy_of(settings.admission), reuse))
+    live = partial(_policy, reuse=reuse, engine=engine)
+    scheduler = Scheduler(live(policy_of(settings.admission)))
     trend = Trend(time.time())
     dispatcher = Dispatcher(scheduler, _backends(settings, engine), _Watch(metrics, trend), clock)
     limits = _limits(settings)
     for keeper in dispatcher.keepers.values():
         keeper.limits = limits
-    admission = AdmissionControl(settings.admission, lambda policy: dispatcher.set_policy(_policy(policy, reuse)))
+    admission = AdmissionControl(settings.admission, lambda policy: dispatcher.set_policy(live(policy)))
     rules = _rules(settings)
     planner = _planner(settings, rules)
     slots = SlotRows(scheduler, [upstream.name for upstream in settings.upstreams])
@@ -219,8 +222,12 @@ def _rule_file(name: str) -> str:
         raise UsageError(f"stabilise.rules: cannot read {name}: {failure}") from None
 
 
-def _policy(policy: Policy, reuse: bool) -> Policy:
-    """Without reuse no root is worth warming or copying."""
+def _policy(policy: Policy, *, reuse: bool, engine: Engine | None) -> Policy:
+    """Without reuse no root is worth warming or copying. The embedded engine's snapshots, most likely in memory, take
+    half of what is free at the most."""
+    if engine is not None:
+        half = shutil.disk_usage(engine.save_dir).free // 2
+        policy = replace(policy, max_snapshot_bytes=min(policy.max_snapshot_bytes, half))
     return policy if reuse else replace(policy, fork=False, root_threshold_s=math.inf)
 
 

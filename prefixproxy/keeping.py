@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from prefixproxy.answers import AnswerMemory
 from prefixproxy.prefix import PrefixChain
 from prefixproxy.schedule import Scheduler
+from prefixproxy.schedule_memory import Recalled, Snapshot
 from prefixproxy.schedule_slots import Held
 from prefixproxy.stabilise import Stabiliser
 from prefixproxy.state import StateFile
@@ -71,7 +72,8 @@ class StabiliserRows:
 
 
 class SlotRows:
-    """A row for each slot: what it holds. An upstream outlives the proxy, and with it what is in its slots."""
+    """A row for each slot and each snapshot: what it holds. An upstream outlives the proxy, and with it what is in its
+    slots and files."""
 
     prefix = "slots/"
 
@@ -80,6 +82,7 @@ class SlotRows:
         self._scheduler = scheduler
         self._upstreams = upstreams
         self._written: dict[str, Held] = {}
+        self._files: dict[str, Held] = {}
 
     def changes(self) -> Rows:
         rows: Rows = {}
@@ -88,17 +91,38 @@ class SlotRows:
             if slot.upstream in self._upstreams and self._written.get(name) is not held:
                 self._written[name] = held
                 rows[name] = _held_row(mark, held) if held.tokens else None
+        for upstream, mark, snapshots in self._scheduler.snapshots():
+            if upstream in self._upstreams:
+                rows |= self._changed_files(f"{self.prefix}{upstream}/", mark, snapshots)
+        return rows
+
+    def _changed_files(self, prefix: str, mark: str, snapshots: Sequence[Snapshot]) -> Rows:
+        found = {prefix + snapshot.file: snapshot for snapshot in snapshots}
+        gone = [name for name in self._files if name.startswith(prefix) and name not in found]
+        rows: Rows = dict.fromkeys(gone)
+        for name in gone:
+            del self._files[name]
+        for name, snapshot in found.items():
+            if self._files.get(name) is not snapshot.held:
+                self._files[name] = snapshot.held
+                rows[name] = _snapshot_row(mark, snapshot)
         return rows
 
     def load(self, rows: Rows) -> None:
-        known: dict[str, tuple[str, dict[int, Held]]] = {}
+        slots: dict[tuple[str, str], dict[int, Held]] = {}
+        files: dict[tuple[str, str], list[Snapshot]] = {}
         for name, row in rows.items():
-            upstream, _, slot = name.removeprefix(self.prefix).rpartition("/")
+            upstream, _, last = name.removeprefix(self.prefix).rpartition("/")
             chain = PrefixChain(tuple(int(h, 16) for h in row["hashes"]), int(row["bytes"]), int(row["digest"], 16))
-            held = Held(chain, int(row["prompt_tokens"]), int(row["tokens"]))
-            known.setdefault(upstream, (str(row["mark"]), {}))[1][int(slot)] = held
-        for upstream, (mark, slots) in known.items():
-            self._scheduler.recall(upstream, mark, slots)
+            held, place = Held(chain, int(row["prompt_tokens"]), int(row["tokens"])), (upstream, str(row["mark"]))
+            if "file_bytes" in row:
+                files.setdefault(place, []).append(_snapshot_of(last, held, row))
+                self._files[name] = held
+            else:
+                slots.setdefault(place, {})[int(last)] = held
+        for upstream, mark in sorted(slots.keys() | files.keys()):
+            recalled = Recalled(mark, slots.get((upstream, mark), {}), files.get((upstream, mark), []))
+            self._scheduler.recall(upstream, recalled)
 
 
 def _held_row(mark: str, held: Held) -> dict[str, Any]:
@@ -111,6 +135,29 @@ def _held_row(mark: str, held: Held) -> dict[str, Any]:
         "digest": f"{held.chain.digest:x}",
         "hashes": [f"{block:x}" for block in held.chain.hashes],
     }
+
+
+def _snapshot_row(mark: str, snapshot: Snapshot) -> dict[str, Any]:
+    return {
+        **_held_row(mark, snapshot.held),
+        "file_bytes": snapshot.n_bytes,
+        "blocks": snapshot.blocks,
+        "family": snapshot.family,
+        "forks": snapshot.forks,
+        "parked": snapshot.parked,
+    }
+
+
+def _snapshot_of(file: str, held: Held, row: dict[str, Any]) -> Snapshot:
+    return Snapshot(
+        file,
+        int(row["file_bytes"]),
+        held,
+        int(row["blocks"]),
+        str(row["family"]),
+        int(row["forks"]),
+        bool(row["parked"]),
+    )
 
 
 @dataclass(slots=True)

@@ -19,8 +19,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
+from prefixproxy import schedule_memory as memory
 from prefixproxy import schedule_work as work
 from prefixproxy.schedule_look import ASSUMED_LOOK_S, look, polls
+from prefixproxy.schedule_memory import Recalled, Snapshot
 from prefixproxy.schedule_place import Placement
 from prefixproxy.schedule_plan import (
     Gather,
@@ -67,7 +69,7 @@ class Scheduler:
         self._queue = Queue()
         self._running: dict[TicketId, Running] = {}
         self._rejected: Counter[RejectReason] = Counter()
-        self._recalled: dict[str, tuple[str, Mapping[int, Held]]] = {}
+        self._recalled: dict[tuple[str, str], Recalled] = {}
         self._now = 0.0
 
     def __repr__(self) -> str:
@@ -75,17 +77,18 @@ class Scheduler:
 
     # upstreams
 
-    def recall(self, upstream: str, mark: str, held: Mapping[int, Held]) -> None:
-        """What the slots of an upstream held when an earlier process last wrote it down (`residency`). Believed when it
-        comes up first, if it is the same server by its `mark`, and each slot once it is seen to hold as much."""
-        self._recalled[upstream] = mark, held
+    def recall(self, upstream: str, recalled: Recalled) -> None:
+        """What an earlier process last wrote down of an upstream (`residency`, `snapshots`). Believed when it comes up
+        first, if it is the same server by its mark, and each slot once it is seen to hold as much."""
+        self._recalled[upstream, recalled.mark] = recalled
 
     def residency(self) -> Iterator[tuple[SlotId, str, Held]]:
         """What each slot is believed to hold, with its upstream's mark (model, build and settings)."""
-        for server in self._servers.values():
-            if server.slots.observed:
-                for slot in server.slots.slots:
-                    yield slot.id, fingerprint(server.slots.facts), slot.held
+        return memory.residency(self._servers.values())
+
+    def snapshots(self) -> Iterator[tuple[str, str, list[Snapshot]]]:
+        """The files each upstream has, with its mark."""
+        return memory.snapshots(self._servers.values())
 
     def upstream_up(self, facts: UpstreamFacts, now: float) -> list[Effect]:
         """A probe succeeded. Its slots count as idle once seen so (`slots_seen`); where they cannot be seen they are
@@ -93,20 +96,11 @@ class Scheduler:
         server = self._servers.setdefault(facts.name, Server(Upstream(facts), RootTable(facts.name)))
         known, server.slots.facts = server.slots.facts, facts
         same = fingerprint(known) == fingerprint(facts)
-        effects: list[Effect] = []
         if server.slots.up and same and len(server.slots.slots) == facts.n_slots and known.kind == facts.kind:
             return self._place(now)
         self._lose(server)
-        if not same:
-            for root in list(server.roots.saved()):
-                effects += work.drop(server, root)
-            server.roots = RootTable(facts.name)
-        mark, recalled = self._recalled.pop(facts.name, ("", {}))
-        server.slots.open(now, recalled if mark == fingerprint(facts) else {})
-        work.recount(server)
-        server.roots.fingerprint, server.roots.strikes, server.roots.off_because = fingerprint(facts), 0, ""
-        server.rewarm = True
-        return effects + self._place(now)
+        recalled = self._recalled.pop((facts.name, fingerprint(facts)), memory.NOTHING_RECALLED)
+        return memory.come_up(server, facts, same, recalled, now) + self._place(now)
 
     def upstream_lost(self, name: str, now: float) -> list[Effect]:
         """It is gone, with all that ran there (the caller ends those requests) and all its slots held. Who waits goes

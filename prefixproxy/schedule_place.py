@@ -6,10 +6,10 @@ is overwritten. Waiting for a busy slot and warming a root alone are weighed aga
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
 from prefixproxy.prefix import PrefixChain
+from prefixproxy.schedule_park import park_first, turn_first
 from prefixproxy.schedule_plan import (
     WAIT_SLACK,
     Decision,
@@ -20,38 +20,28 @@ from prefixproxy.schedule_plan import (
     Server,
     Spread,
     WarmFirst,
-    evaluated,
     prefill_s,
     serving_servers,
     tokens_of,
 )
+from prefixproxy.schedule_price import Prices
 from prefixproxy.schedule_queue import Waiting
-from prefixproxy.schedule_roots import Root
-from prefixproxy.schedule_slots import Held, PrefixCounts, Slot, Work
-from prefixproxy.schedule_types import HoldReason, Policy, Reason, Ticket
-from prefixproxy.types import SlotId, SlotState, TicketId
+from prefixproxy.schedule_slots import Slot, Work
+from prefixproxy.schedule_types import HoldReason, Reason, Ticket
+from prefixproxy.types import SlotState
 
 WORTHWHILE_REUSE = 0.9
 """Where slots that forget a tail keep less than this share of the rest, copying a slot with a tail is pointless."""
+SHORT_SHARE = 0.25
+"""A root this much shorter than what is left of another one is warmed beside it."""
+DRAIN_WAIT_S = 2.0
+"""How long a prompt waits for a slot whose client left while it evaluated the same: many send the same bytes again."""
 
 
-@dataclass(slots=True)
-class Placement:
-    """One look at all state at `now`. `line`: who waits, in order, `counts`: what their prompts
-    share. `closed`: upstreams that take no more in this look,
-    and why. `bound_for`: tickets ahead that wait for a busy slot. `yielding`: whether a ticket may be overtaken."""
+class Placement(Prices):
+    """Decides for one ticket after the other; effects in between are told by `changed`."""
 
-    servers: Sequence[Server]
-    line: Sequence[Waiting]
-    counts: PrefixCounts
-    policy: Policy
-    now: float
-    running: int
-    closed: dict[str, HoldReason] = field(default_factory=dict)
-    bound_for: dict[SlotId, int] = field(default_factory=dict)
-    yielding: bool = True
-    _forking: dict[str, bool] = field(default_factory=dict)
-    _saved: dict[tuple[TicketId, str], tuple[Root, int] | None] = field(default_factory=dict)
+    __slots__ = ()
 
     def decide(self, waiting: Waiting) -> Decision:
         """The first of these that applies:
@@ -82,8 +72,9 @@ class Placement:
         if waiting.plain is not Reason.HOLD_EXPIRED:
             held = self._held(waiting, open_servers, best) or self._root_first(waiting, best)
             if held is not None:
-                return held
-        return self._unless_needed(waiting, best, places)
+                return self._kept_first(waiting, best, held) if isinstance(held, WarmFirst) else held
+        found = self._unless_needed(waiting, best, places)
+        return found if isinstance(found, Hold) else self._kept_first(waiting, found, found)
 
     def _closed(self, server: Server) -> HoldReason | None:
         if server.slots.choosing(self.now):
@@ -91,16 +82,6 @@ class Placement:
         if server.slots.stale(self.now) and not server.slots.unpinned_because(self.now):
             return HoldReason.LOOKING
         return self.closed.get(server.slots.name)
-
-    def _worth(self, server: Server, tokens: float) -> bool:
-        """Whether so many tokens cost more than a warm-up is worth."""
-        return tokens > self.policy.root_threshold_s * server.rate(self.policy)
-
-    def _can_fork(self, server: Server) -> bool:
-        known = self._forking.get(server.slots.name)
-        if known is None:
-            known = self._forking[server.slots.name] = not server.snapshots_off_because(self.policy, self.now)
-        return known
 
     # 2. several slots, or the client's own
 
@@ -130,86 +111,6 @@ class Placement:
             return Hold(HoldReason.CLIENT_SLOT)
         cached, _ = self._reuse(ticket, server, slot.held)
         return Place(server, slot, None, cached, 0.0, Reason.CLIENT_SLOT)
-
-    # 3. idle slots and what they cost
-
-    def usable(self, ticket: Ticket, server: Server) -> Iterator[Slot]:
-        """The idle slots of one upstream that a ticket may use."""
-        slots = server.slots.slots
-        kept = len(slots) - min(self.policy.side_slots, len(slots) - 1)
-        for slot in slots:
-            if slot.idle and slot.promised in (None, ticket.id):
-                if kept == len(slots) or ticket.side == (slot.id.slot >= kept):
-                    yield slot
-
-    def _reuse(self, ticket: Ticket, server: Server, held: Held, can_fork: bool = False) -> tuple[int, int]:
-        """Tokens of the ticket expected to be reused from `held`, and the blocks they share. In the ticket's own
-        estimate, as is everything that is weighed here: an exact count beside an estimate would look like a gap."""
-        blocks = ticket.chain.common_blocks(held.chain)
-        tokens = tokens_of(ticket, blocks)
-        if blocks < len(held.chain.hashes):
-            tokens = int(tokens * server.slots.kept_share(can_fork))
-        return tokens, blocks
-
-    def _places(self, waiting: Waiting, server: Server) -> list[Place]:
-        ticket, rate = waiting.ticket, server.rate(self.policy)
-        idle = list(self.usable(ticket, server))
-        promised = [slot for slot in idle if slot.promised == ticket.id]
-        idle = promised or idle
-        direct = [self._direct(ticket, server, slot, rate) for slot in idle]
-        forks = [] if promised or not idle else self._forks(ticket, server, idle, rate)
-        if server.slots.evicted and not any(self._worth(server, place.cached) for place in direct + forks):
-            # a pin to an empty slot bypasses the server's RAM cache (llama-server computes 0/0 similarity there), a pin
-            # to one that holds something consults it; that is where a prefix can be that is in no slot
-            direct = [place for place in direct if place.slot.dirty] or direct
-        return direct + forks
-
-    def _direct(self, ticket: Ticket, server: Server, slot: Slot, rate: float) -> Place:
-        cached, _ = self._reuse(ticket, server, evaluated(ticket, server, slot), self._can_fork(server))
-        kept = ticket.chain.common_blocks(slot.held.chain)
-        extends = kept == len(slot.held.chain.hashes)
-        lost_s = 0.0 if extends else server.slots.lost_s(slot, kept, rate, self.now)
-        if cached:
-            reason = Reason.RESIDENT
-        elif ticket.side:
-            reason = Reason.SIDE
-        else:
-            reason = Reason.LEAST_VALUABLE if slot.dirty else Reason.EMPTY_SLOT
-        return Place(server, slot, None, cached, (ticket.n_tokens - cached) / rate + lost_s, reason)
-
-    def _forks(self, ticket: Ticket, server: Server, idle: Sequence[Slot], rate: float) -> list[Place]:
-        saved = self._best_saved(ticket, server)
-        if saved is None:
-            return []
-        root, cached = saved
-        cost_s = server.slots.rates.restore_s(root.n_bytes) + (ticket.n_tokens - cached) / rate
-        out = []
-        for slot in idle:
-            there, kept = self._reuse(ticket, server, slot.held, can_fork=True)
-            if there >= cached:
-                continue
-            lost_s = server.slots.lost_s(slot, kept, rate, self.now)
-            out.append(Place(server, slot, root, cached, cost_s + lost_s, Reason.FORKED))
-        return out
-
-    def changed(self) -> None:
-        """Effects took place since the last decision."""
-        self._saved.clear()
-
-    def _best_saved(self, ticket: Ticket, server: Server) -> tuple[Root, int] | None:
-        key = ticket.id, server.slots.name
-        if key not in self._saved:
-            self._saved[key] = self._find_saved(ticket, server) if self._can_fork(server) else None
-        return self._saved[key]
-
-    def _find_saved(self, ticket: Ticket, server: Server) -> tuple[Root, int] | None:
-        best: tuple[Root, int] | None = None
-        for root in server.roots.saved():
-            if root.snapshot is not None and not root.running:
-                cached, _ = self._reuse(ticket, server, root.snapshot)
-                if cached > (best[1] if best else 0):
-                    best = root, cached
-        return best
 
     def _without_slot(self, ticket: Ticket, serving: Sequence[Server]) -> Hold | Spread:
         """3. Why nothing is free for it. Where others take the slots it queues up behind them, in the server."""
@@ -242,6 +143,7 @@ class Placement:
     def _held(self, waiting: Waiting, servers: Sequence[Server], best: Place) -> Hold | None:
         for server in servers:
             hold = self._prepared(waiting.ticket, server) or self._under_way(waiting.ticket, server, best.cached)
+            hold = hold or self._left_behind(waiting.ticket, server, best.cached)
             if hold is not None:
                 return hold
         return self._patience(waiting, servers, best)
@@ -265,6 +167,15 @@ class Placement:
                 reused, _ = self._reuse(ticket, server, slot.held)
                 if self._worth(server, reused - cached):
                     return Hold(HoldReason.LEADER, until)
+        return None
+
+    def _left_behind(self, ticket: Ticket, server: Server, cached: int) -> Hold | None:
+        """4. A slot that is coming free holds more of it, as far as its request got."""
+        for slot in server.slots.in_state(SlotState.DRAINING):
+            until = slot.since + DRAIN_WAIT_S
+            reused, _ = self._reuse(ticket, server, slot.held)
+            if self.now < until and self._worth(server, reused - cached):
+                return Hold(HoldReason.LEADER, until)
         return None
 
     def _patience(self, waiting: Waiting, servers: Sequence[Server], best: Place) -> Hold | None:
@@ -308,8 +219,9 @@ class Placement:
         alone = self._alone(ticket, server)
         if not ticket.warmable or not self._cold(ticket, server, best.cached, max(with_others, *alone)):
             return None
-        for root in server.roots.running():
-            return Hold(HoldReason.WARMING, root.until)  # two cold roots at once only slow each other down
+        before = self._in_the_way(server, max(with_others, *alone), ticket)
+        if before is not None:
+            return before
         together = [ticket.chain.common_blocks(peer.chain) for peer in peers]
         together = [blocks for blocks in together if self._cold(ticket, server, best.cached, blocks)]
         blocks = min(together, default=0) or max(
@@ -327,6 +239,24 @@ class Placement:
         others.sort(key=lambda other: other.chain.common_blocks(ticket.chain))
         return WarmFirst(server, best.slot, chain, ticket, tuple(others))
 
+    def _in_the_way(self, server: Server, blocks: int, ticket: Ticket) -> Hold | None:
+        """Two cold roots at once only slow each other down. But a short one need not wait for a long one, nor anybody
+        for one that takes longer than it should."""
+        rate = server.rate(self.policy)
+        for slot in server.slots.in_state(SlotState.RESERVED):
+            root = None if slot.root is None else server.roots.roots.get(slot.root)
+            if root is None or root.parked or slot.work is Work.RESTORE:
+                continue
+            if slot.work is Work.SAVE:
+                return Hold(HoldReason.WARMING, slot.until)
+            expected_s = root.tokens / rate
+            left_s = expected_s - (self.now - slot.since)
+            until = min(root.until, slot.since + WAIT_SLACK * expected_s)
+            short = tokens_of(ticket, blocks) / rate < left_s * SHORT_SHARE
+            if not short and self.now < until:
+                return Hold(HoldReason.WARMING, until)
+        return None
+
     def _cold(self, ticket: Ticket, server: Server, cached: int, blocks: int) -> bool:
         """Whether so much of it is worth a warm-up beyond what is cached."""
         return self._worth(server, tokens_of(ticket, blocks) - cached)
@@ -341,7 +271,9 @@ class Placement:
     def _alone(self, ticket: Ticket, server: Server) -> list[int]:
         """Blocks it may share with later tickets: its head, what a running one shares, the roots known of it."""
         running = [ticket.chain.common_blocks(slot.held.chain) for slot in server.slots.in_state(SlotState.LEASED)]
-        known = [len(r.chain.hashes) for r in server.roots.roots.values() if ticket.chain.extends(r.chain)]
+        known = [
+            len(r.chain.hashes) for r in server.roots.roots.values() if not r.parked and ticket.chain.extends(r.chain)
+        ]
         return [ticket.head_blocks, *running, *known]
 
     def _wanted_idle(self, ticket: Ticket, peers: Sequence[Ticket], server: Server) -> SaveFirst | None:
@@ -363,7 +295,16 @@ class Placement:
                     return SaveFirst(server, slot, chain, ticket)
         return None
 
-    # 7. leave a slot to a later ticket
+    # 7. leave a slot to a later ticket, and save what is overwritten
+
+    def _kept_first(self, waiting: Waiting, place: Place, found: Place | WarmFirst) -> Decision:
+        ticket = waiting.ticket
+        if waiting.plain is not None:
+            return found
+        parked = park_first(ticket, place, self.policy, self.running, self.now)
+        if parked is not None or place.root is not None or isinstance(found, WarmFirst):
+            return parked or found
+        return turn_first(ticket, place, self.policy, self.now) or found
 
     def _unless_needed(self, waiting: Waiting, best: Place, places: Sequence[Place]) -> Place | Hold:
         if not self.yielding or self.policy.policy == "fifo" or waiting.overtaken >= self.policy.max_overtaken:

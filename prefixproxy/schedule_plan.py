@@ -14,6 +14,8 @@ from prefixproxy.types import SlotState, TicketId
 
 WAIT_SLACK = 2.0
 """A wait for a busy slot is given up after this many times the expected time."""
+MIN_TOKEN_BYTES = 2
+"""Text has more bytes than that for each token, nearly always."""
 
 
 @dataclass(slots=True)
@@ -72,6 +74,8 @@ class WarmFirst:
     chain: PrefixChain
     leader: Ticket
     others: tuple[Ticket, ...]
+    whole: bool = False
+    """Not a root of several, but all of the leader's prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,8 @@ class SaveFirst:
     slot: Slot
     chain: PrefixChain
     leader: Ticket
+    parked: bool = False
+    """Nobody wants it now: it is about to be overwritten."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +124,13 @@ def prefill_s(slot: Slot, server: Server, policy: Policy) -> float:
     """How long the prefill in a leased slot may take. Where its end does not show, what is expected of it must do."""
     expected_s = WAIT_SLACK * slot.uncached / server.rate(policy)
     return min(policy.max_warm_s, expected_s) if slot.quiet else policy.max_warm_s
+
+
+def continues(ticket: Ticket, held: Held, blocks: int) -> bool:
+    """Whether a ticket that shares `blocks` blocks with `held` can be its next turn, which carries its answer too.
+    Another question on the same root can differ in the last, partial block alone."""
+    answer = held.tokens - held.prompt_tokens
+    return blocks == len(held.chain.hashes) and ticket.chain.n_bytes >= held.chain.n_bytes + MIN_TOKEN_BYTES * answer
 
 
 def serving_servers(servers: Sequence[Server], ticket: Ticket) -> list[Server]:

@@ -37,6 +37,10 @@ class Rates:
             return ASSUMED_COPY_S
         return COPY_CALL_S + self.restore_s_per_byte * n_bytes
 
+    def copy_s(self, tokens: int) -> float:
+        """Expected seconds of saving or restoring so many tokens. Until one was measured it is worth a try."""
+        return COPY_CALL_S + (self.restore_s_per_byte or 0.0) * (self.bytes_per_token or 0.0) * tokens
+
     def learn_save(self, n_bytes: int, seconds: float) -> None:
         """Reading a file back takes no longer than writing it did: the best guess until one was read."""
         if self.restore_s_per_byte is None and n_bytes > 0 and seconds > 0:

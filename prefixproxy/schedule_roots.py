@@ -36,7 +36,8 @@ class Root:
     """`tokens`: of the root itself. `file`, `n_bytes`: the file it is saved in or is being saved to. `snapshot`: what
     that file holds once saved, perhaps more than the root. `restoring`: restores that read it now. `forks`: how often
     it was restored. `until`: when the warm-up or save under way counts as failed. `retry_at`: not warmed before.
-    `leader`: the prompt it was first seen in."""
+    `leader`: the prompt it was first seen in. `parked`: what one conversation left in a slot, not a root of several.
+    `adopted`: its file is an earlier process's, and has not been read yet."""
 
     id: RootId
     chain: PrefixChain
@@ -52,6 +53,8 @@ class Root:
     until: float = inf
     retry_at: float = -inf
     leader: PrefixChain | None = None
+    parked: bool = False
+    adopted: bool = False
 
     @property
     def running(self) -> bool:
@@ -124,7 +127,7 @@ class RootTable:
         victims: list[Root] = []
         total = n_bytes + sum(other.n_bytes for other in holders)
         while len(holders) >= policy.max_snapshots or total > policy.max_snapshot_bytes:
-            if not spare:
+            if not spare or (root.parked and self.worth(spare[0], now) >= self.worth(root, now)):
                 return None
             victims.append(spare.pop(0))
             holders.remove(victims[-1])
@@ -133,11 +136,21 @@ class RootTable:
         names = (f"prefixproxy-{self.fingerprint}-{i:03d}.bin" for i in count())
         return next(name for name in names if name not in used), victims
 
+    def superseded(self, root: Root) -> list[Root]:
+        """Earlier turns of the conversation that was just parked."""
+        return [
+            other
+            for other in self.saved()
+            if other is not root and other.parked and not other.restoring and root.chain.extends(other.chain)
+        ]
+
     def judge(self, root: Root, delivered: bool) -> bool:
         """Note whether a restored root was reused; True if its snapshot has to be dropped."""
         if delivered:
-            self.strikes = 0
+            self.strikes, root.adopted = 0, False
             return False
+        if root.adopted:
+            return True
         self.strikes += 1
         if self.strikes >= STRIKES:
             self.off_because = "restored roots were not reused"

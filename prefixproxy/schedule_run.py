@@ -13,6 +13,8 @@ from prefixproxy.schedule_slots import NOTHING, UNSTARTED_SETTLE_S, Held, Settli
 from prefixproxy.schedule_types import Effect, Finish, Ticket
 from prefixproxy.types import SlotState
 
+ESTIMATE_SLACK_TOKENS = 16
+"""What was expected is an estimate: a block, or an eighth, less than it is as good."""
 TRUNCATION_WEIGHT = 0.5
 """One bad truncation is enough to prefer a restore, two to expect little of any."""
 
@@ -180,8 +182,14 @@ def judge(running: Running, finish: Finish) -> list[Effect]:
     server = running.server
     if not (finish.ok and running.pinned) or finish.cached_tokens is None or running.expected < MIN_RATE_TOKENS:
         return []
-    share = finish.cached_tokens / running.expected
-    if running.root is not None:
+    near = running.expected - max(ESTIMATE_SLACK_TOKENS, running.expected // 8)
+    share = 1.0 if finish.cached_tokens >= near else finish.cached_tokens / running.expected
+    snapshot = None if running.root is None else running.root.snapshot
+    if running.root is not None and snapshot is not None and snapshot.tokens > snapshot.prompt_tokens:
+        if share < DELIVERED_SHARE:  # an answer is behind it that is not in this prompt
+            server.slots.rates.truncated_reuse = mixed(server.slots.rates.truncated_reuse, share, TRUNCATION_WEIGHT)
+            return work.drop(server, running.root)
+    elif running.root is not None:
         if server.roots.judge(running.root, delivered=share >= DELIVERED_SHARE):
             return work.drop(server, running.root)
     elif running.truncated:

@@ -41,7 +41,7 @@ class HoldReason(StrEnum):
     GATHERING = "gathering"  # its cold root is seen for the first time; more lanes may follow within milliseconds
     WARMING = "warming"  # its root is being warmed or saved
     RESTORING = "restoring"  # its root is being restored into the slot it will get
-    LEADER = "leader"  # another ticket is prefilling the same root
+    LEADER = "leader"  # another ticket is prefilling the same root, or was when its client left
     SLOT_WAIT = "slot_wait"  # the busy slot that holds its prefix is cheaper than evaluating it elsewhere
     OVERTAKEN = "overtaken"  # the only idle slot holds the prefix of a later ticket, which goes first
     SETTLING = "settling"  # the server is choosing a slot for an unpinned request; a pin could hit it
@@ -106,6 +106,8 @@ class Policy:
     side_slots: int = 0
     policy: Literal["cost", "fifo"] = "cost"
     fork: bool = True
+    park: bool = True
+    """Save what a slot holds before it is overwritten, where that costs less than evaluating it again; needs `fork`."""
     root_threshold_s: float = 0.5
     gather_s: float = 0.02
     assumed_prefill_rate: float = 200.0
@@ -122,7 +124,7 @@ class Policy:
     """How long tickets wait for a lost upstream before they are told so."""
     max_overtaken: int = 8
     """How often later tickets may go first because a slot holds their prefix."""
-    max_snapshots: int = 16
+    max_snapshots: int = 64
     """Snapshot files per upstream."""
     max_snapshot_bytes: int = 4 << 30
     """Bytes of snapshot files per upstream."""
@@ -177,11 +179,13 @@ class Grant:
 @dataclass(frozen=True, slots=True)
 class Warm:
     """Evaluate this root alone in this slot. Several tickets: the root is the longest common token prefix of the
-    first three; one: that of its head rendered twice. Always one token short of a whole prompt. Answer: `warmed`."""
+    first three; one: that of its head rendered twice. Always one token short of a whole prompt.
+    `whole`: all of the one ticket's prompt, less its last token. Answer: `warmed`."""
 
     root: RootId
     slot: SlotId
     tickets: tuple[TicketId, ...]
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,8 @@ def start_warm(server: Server, plan: WarmFirst, policy: Policy, now: float) -> l
     server.roots.end_gathering(root.chain)
     server.slots.reserve(slot, Work.WARM, root.id, root.until, now)
     slot.promised = leader.id
-    return [Warm(root.id, slot.id, (leader.id, *(other.id for other in plan.others))[:MAX_RENDERED])]
+    root.parked = plan.whole
+    return [Warm(root.id, slot.id, (leader.id, *(other.id for other in plan.others))[:MAX_RENDERED], plan.whole)]
 
 
 def warmed(server: Server, root: Root, slot: Slot, result: WarmResult, policy: Policy, now: float) -> list[Effect]:
@@ -48,7 +49,9 @@ def start_save(server: Server, plan: SaveFirst, policy: Policy, now: float) -> l
     """Save an idle slot as it stands; the leader gets it afterwards."""
     leader, slot = plan.leader, plan.slot
     root = server.roots.obtain(plan.chain, leader.family, tokens_of(leader, len(plan.chain.hashes)), now)
-    root.leader = leader.chain
+    root.leader, root.parked = leader.chain, plan.parked
+    if plan.parked:
+        root.tokens = slot.held.tokens
     slot.promised = leader.id
     return _save(server, root, slot, policy, now)
 
@@ -79,11 +82,14 @@ def saved(server: Server, root: Root, slot: Slot, n_bytes: int, seconds: float, 
     server.slots.rates.learn_save(n_bytes, seconds)
     root.state, root.snapshot, root.n_bytes = RootState.READY, slot.held, n_bytes
     server.slots.counts.add(slot.held.chain)
+    effects = [effect for old in server.roots.superseded(root) for effect in drop(server, old)] if root.parked else []
+    if not slot.warmed and root.parked:
+        slot.promised = None  # it was saved to be overwritten, by whatever is the cheapest now
     if slot.held.tokens:
         rates = server.slots.rates
         rates.bytes_per_token = mixed(rates.bytes_per_token, n_bytes / slot.held.tokens)
     server.slots.free(slot, now)
-    return []
+    return effects
 
 
 def start_restore(
@@ -125,7 +131,7 @@ def failed(server: Server, root: Root, slot: Slot, now: float) -> list[Effect]:
             root.state, root.retry_at = RootState.COLD, now + RETRY_S
             return []
         case Work.SAVE:
-            root.state, root.file, root.n_bytes = RootState.COLD, "", 0
+            root.state, root.file, root.n_bytes, root.retry_at = RootState.COLD, "", 0, now + RETRY_S
             server.roots.judge(root, delivered=False)
             return []
         case _:

@@ -12,7 +12,7 @@ from prefixproxy.errors import ProxyError, UpstreamUnavailable
 from prefixproxy.lease import Watch
 from prefixproxy.schedule_types import COPY_WORK_S, WARM_WORK_S, Restore, Save, Warm, WarmResult
 from prefixproxy.types import Usage
-from prefixproxy.warming import Rendering, root_tokens
+from prefixproxy.warming import Rendering, root_tokens, whole_tokens
 
 log = logging.getLogger(__name__)
 
@@ -30,8 +30,9 @@ class SlotWork:
     async def warm(self, backend: Backend, effect: Warm, lanes: Sequence[Rendering]) -> WarmResult:
         result = WarmResult(ok=False)
         usage: Usage | None = None
+        find = whole_tokens if effect.whole else root_tokens
         async with self._reporting(backend, "a warm-up", WARM_WORK_S):
-            cost = await backend.warm(effect.slot, await root_tokens(backend, lanes))
+            cost = await backend.warm(effect.slot, await find(backend, lanes))
             usage = cost.usage
             result = WarmResult(ok=True, n_tokens=cost.n_tokens, seconds=(cost.usage.prompt_ms or 0.0) / 1e3)
         outcome, model = "ok" if result.ok else "failed", self._model_of(backend.name)

@@ -42,6 +42,16 @@ async def root_tokens(backend: Backend, lanes: Sequence[Rendering]) -> list[int]
     return rendered[0][:shared]
 
 
+async def whole_tokens(backend: Backend, lanes: Sequence[Rendering]) -> list[int]:
+    """All of one prompt but its last token, which the server evaluates again in any case. Raises UpstreamFailed if that
+    is nothing, or the lane is gone."""
+    for lane in lanes:
+        tokens = await backend.tokens(lane.path, orjson.loads(lane.body))
+        if len(tokens) > 1:
+            return tokens[:-1]
+    raise UpstreamFailed(f"upstream {backend.name}: there is no prompt to warm")
+
+
 def with_other_user_text(body: dict[str, Any]) -> dict[str, Any]:
     """The chat body up to its first user message, and that with another text. Raises UpstreamFailed without one."""
     messages = body.get("messages")

@@ -141,8 +141,10 @@ class Request:
 class Sim:
     """Drives one scheduler over virtual servers. `submit`, `cancel` and `at` plan, `run` plays until all is done."""
 
-    def __init__(self, servers: Sequence[SimServer], policy: Policy | None = None) -> None:
-        self.scheduler = Scheduler(policy)
+    def __init__(
+        self, servers: Sequence[SimServer], policy: Policy | None = None, scheduler: Scheduler | None = None
+    ) -> None:
+        self.scheduler = scheduler or Scheduler(policy)
         self.servers = {server.facts.name: server for server in servers}
         self.requests: dict[TicketId, Request] = {}
         self.effects: list[Effect] = []
@@ -276,7 +278,9 @@ class Sim:
     def _warm(self, warm: Warm) -> None:
         server = self.servers[warm.slot.upstream]
         lanes = [self.requests[ticket] for ticket in warm.tickets][:3]
-        if len(lanes) == 1:
+        if warm.whole:
+            root = lanes[0].prompt[:-1]
+        elif len(lanes) == 1:
             root = lanes[0].prompt[: lanes[0].head]
         else:
             root = lanes[0].prompt[: min(common(lanes[0].prompt, lane.prompt) for lane in lanes[1:])]

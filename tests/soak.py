@@ -86,6 +86,17 @@ def same_context(answer: Answer, control: Answer) -> bool:
     return len(answer) == len(control)
 
 
+def deviation(answer: Answer, control: Answer) -> str:
+    """Where two answers part, in words: a tie has a small gap and moved little before, another context neither."""
+    moved = 0.0
+    for position, ((said, ours), (expected, alone)) in enumerate(zip(answer, control, strict=False)):
+        moved = max([moved, *(abs(ours[token] - alone[token]) for token in ours.keys() & alone.keys())])
+        if said != expected or moved > NOISE:
+            gap = alone[expected] - alone.get(said, float("-inf"))
+            return f"token {position} of {len(answer)}: moved {moved:.4f}, gap {gap:.4f}, {said!r} for {expected!r}"
+    return f"{len(answer)} tokens for {len(control)}, moved {moved:.4f}"
+
+
 async def alone(engine: httpx.AsyncClient, numbers: Sequence[int]) -> dict[int, Answer]:
     """Each request by itself, nothing reused."""
     answers = {}

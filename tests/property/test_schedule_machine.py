@@ -314,7 +314,7 @@ class Machine(RuleBasedStateMachine):
             HoldReason.OVERTAKEN: not idle,
             HoldReason.WARMING: SlotState.RESERVED in states and waiting.until,
             HoldReason.RESTORING: SlotState.RESERVED in states and waiting.until,
-            HoldReason.LEADER: SlotState.LEASED in states and waiting.until,
+            HoldReason.LEADER: states & {SlotState.LEASED, SlotState.DRAINING} and waiting.until,
             HoldReason.SLOT_WAIT: SlotState.LEASED in states and waiting.until,
             HoldReason.GATHERING: waiting.until,
             HoldReason.CONCURRENCY: self.w.policy.max_concurrency,

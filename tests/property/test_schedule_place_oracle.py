@@ -75,7 +75,8 @@ def price(case: Case, row: Row, prompt: bytes, copy: bytes | None) -> float:
     cached = tokens(blocks(prompt, row.text if copy is None else copy))
     cost_s = (len(prompt) // 4 - cached) / case.rate + (0.0 if copy is None else RESTORE_S)
     stays = blocks(prompt, row.text)
-    if copy is None and stays == blocks_within(len(row.text)):
+    next_turn = stays == blocks_within(len(row.text)) and len(prompt) >= len(row.text) + 2 * row.answer
+    if (copy is None and next_turn) or (row.text in case.saved and not row.answer):
         return cost_s
     elsewhere = [other.text for other in case.rows if other is not row] + case.saved
     kept = max([stays] + [blocks(row.text, text) for text in elsewhere])

@@ -42,7 +42,7 @@ def file_of(n_slots: int = 2) -> str:
 
 def ready(n_slots: int = 2, capabilities: Capabilities = FULL, policy: Policy | None = None) -> Scheduler:
     """One upstream "u" whose slots were all seen idle and empty, at time 0."""
-    s = Scheduler(policy)
+    s = Scheduler(replace(policy or Policy(), park=False))
     up(s, facts(n_slots=n_slots, capabilities=capabilities))
     return s
 
@@ -172,6 +172,42 @@ def test_a_root_that_lost_its_slot_comes_back_from_its_snapshot() -> None:
     s.finished(TicketId("b"), Finish(True, 0, 100, 10, 0.5), 16.0)
     assert s.submit([lane(2)], 17.0) == [Restore(root, slot(0), file_of(1))]
     assert granted(s.restored(slot(0), root, True, 0.03, 17.1)) == [("c", slot(0))]
+
+
+def warmed_for(effects: Sequence[Effect]) -> list[tuple[TicketId, ...]]:
+    return [effect.tickets for effect in effects if isinstance(effect, Warm)]
+
+
+def test_a_short_root_is_warmed_beside_a_long_one() -> None:
+    s = ready(n_slots=3)
+    s.submit([lane(0), lane(1, words("short", 500))], 0.0)
+    assert warmed_for(s.tick(0.02)) == [("a",), ("b",)]
+
+
+def test_a_root_that_takes_longer_than_it_should_is_not_waited_for() -> None:
+    """2,500 tokens at 200 a second: twice that is 25 s."""
+    s = ready(n_slots=3)
+    s.submit([lane(0), lane(1, OTHER)], 0.0)
+    assert warmed_for(s.tick(0.02)) == [("a",)]
+    wake = s.next_wake()
+    assert wake is not None
+    assert wake <= 25.1
+    assert warmed_for(s.tick(25.1)) == [("b",)]
+
+
+def test_the_same_bytes_sent_again_wait_for_the_slot_their_first_request_left() -> None:
+    s = ready(n_slots=2, capabilities=NO_SNAPSHOT)
+    (_, where), *_ = granted(s.submit([lane(0)], 0.0))
+    assert where is not None
+    s.started(TicketId("a"), 0.1)
+    s.finished(TicketId("a"), Finish(ok=False, confirmed_idle=False), 9.0)
+    again = s.submit([replace(lane(0), id=TicketId("again"), arrived=9.1)], 9.1)
+    assert granted(again) == []
+    seen = {where.slot: SlotSeen(busy=False, n_tokens=1800), 1 - where.slot: SlotSeen(busy=False, n_tokens=0)}
+    [effect] = only(s.slots_seen("u", seen, 9.3, 9.25), Grant)
+    assert isinstance(effect, Grant)
+    assert effect.slot == where
+    assert effect.expected_cached > 1500
 
 
 def test_two_cold_roots_are_warmed_one_after_the_other() -> None:
@@ -663,7 +699,7 @@ def test_models_go_where_they_are_served() -> None:
 
 
 def test_the_faster_of_two_idle_upstreams_takes_a_cold_prompt() -> None:
-    s = Scheduler()
+    s = Scheduler(Policy(park=False))
     for name in "uv":
         up(s, facts(name, 1))
     s.submit([lane(0, SHORT), lane(1, SHORT)], 0.0)

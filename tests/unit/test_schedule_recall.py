@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import pytest
+from schedule_sim import Sim, SimServer, Tokens, request, words
+from schedule_sim import facts as sim_facts
 
+from prefixproxy.keeping import SlotRows
 from prefixproxy.prefix import chain_of
 from prefixproxy.schedule import Scheduler
+from prefixproxy.schedule_memory import Recalled
 from prefixproxy.schedule_slots import NOTHING, Held
-from prefixproxy.schedule_types import Effect, Grant, Reason, SlotSeen, Ticket
+from prefixproxy.schedule_types import Effect, Grant, Reason, Restore, SlotSeen, Ticket, Warm
 from prefixproxy.types import Capabilities, SlotId, TicketId, UpstreamFacts
 
 ALL = Capabilities(pin=True, observe=True, snapshot=True, warm=True, reports_cached=True, tokenize=True, template=True)
@@ -27,10 +31,19 @@ def mark() -> str:
 def granted(seen_tokens: int, recalled_mark: str) -> Grant:
     """Where a prompt that extends what slot 1 held goes, if slot 1 is now seen to hold `seen_tokens`."""
     s = Scheduler()
-    s.recall("local", recalled_mark, {1: HELD})
+    s.recall("local", Recalled(recalled_mark, {1: HELD}))
     s.upstream_up(FACTS, 0.0)
     s.slots_seen("local", {0: SlotSeen(False, 900), 1: SlotSeen(False, seen_tokens)}, 1.0)
-    ticket = Ticket(TicketId("t"), chain_of([PROMPT, b"next"]), 0, "f", N_TOKENS, 2.0, 99.0, warmable=False)
+    ticket = Ticket(
+        TicketId("t"),
+        chain_of([PROMPT, b"the answer, and the next question"]),
+        0,
+        "f",
+        N_TOKENS,
+        2.0,
+        99.0,
+        warmable=False,
+    )
     effects: list[Effect] = s.submit([ticket], 2.0)
     (grant,) = [effect for effect in effects if isinstance(effect, Grant)]
     return grant
@@ -49,8 +62,77 @@ def test_another_count_or_another_server_makes_it_unknown(seen: int, recalled_ma
 
 def test_what_is_written_down_is_what_is_believed() -> None:
     s = Scheduler()
-    s.recall("local", mark(), {1: HELD})
+    s.recall("local", Recalled(mark(), {1: HELD}))
     s.upstream_up(FACTS, 0.0)
     assert [held for _, _, held in s.residency()] == [NOTHING, NOTHING], "nothing is certain before a look"
     s.slots_seen("local", {0: SlotSeen(False, 0), 1: SlotSeen(False, HELD.tokens)}, 1.0)
     assert [(slot.slot, held) for slot, _, held in s.residency()] == [(0, NOTHING), (1, HELD)]
+
+
+ROOT: Tokens = words("root", 1000)
+
+
+def second_life(server: SimServer, mark: str = "") -> Sim:
+    """Another proxy before the same server, which was restarted too: its slots are empty, its files are there."""
+    (first,) = play(Sim([server]), "first").scheduler.snapshots()
+    _, its_mark, snapshots = first
+    assert len(snapshots) == 1
+    for row in server.rows:
+        row.tokens = ()
+    again = Scheduler()
+    again.recall("u", Recalled(mark or its_mark, {}, snapshots))
+    return Sim([server], scheduler=again)
+
+
+def play(sim: Sim, name: str) -> Sim:
+    sim.run(sim.now + 5.0)
+    one = request(ROOT, words(name, 40), at=sim.now)
+    sim.submit(sim.now + 5.0, one)
+    sim.run()
+    assert one.ends == "ok"
+    return sim
+
+
+def test_files_of_an_earlier_process_are_used_again() -> None:
+    server = SimServer(sim_facts())
+    sim = play(second_life(server), "second")
+    assert not any(isinstance(effect, Warm) for effect in sim.effects)
+    assert server.evaluated == 1000 + 40 + 40
+
+
+def test_files_written_for_another_server_are_not() -> None:
+    server = SimServer(sim_facts())
+    sim = play(second_life(server, mark="another"), "second")
+    assert not any(isinstance(effect, Restore) for effect in sim.effects)
+    assert server.evaluated == 2 * 1040
+
+
+def test_files_that_are_gone_cost_one_attempt_and_snapshots_stay_on() -> None:
+    server = SimServer(sim_facts())
+    sim = second_life(server)
+    server.restore_ok = False
+    play(sim, "second")
+    assert any(isinstance(effect, Restore) for effect in sim.effects)
+    assert server.evaluated == 2 * 1040
+    server.restore_ok = True
+    assert sim.scheduler.snapshot(sim.now).upstreams[0].snapshots
+
+
+def test_what_is_written_down_of_slots_and_files_is_read_back() -> None:
+    sim = play(Sim([SimServer(sim_facts())]), "first")
+    rows = SlotRows(sim.scheduler, ["u"]).changes()
+    kept = SlotRows(again := Scheduler(), ["u"])
+    kept.load({name: row for name, row in rows.items() if row is not None})
+    again.upstream_up(sim_facts(), 0.0)
+    assert list(again.snapshots()) == list(sim.scheduler.snapshots())
+    again.slots_seen("u", sim.servers["u"].seen(), 1.0)
+    assert [held for _, _, held in again.residency()] == [held for _, _, held in sim.scheduler.residency()]
+
+
+def test_a_file_that_was_given_up_is_written_down_as_gone() -> None:
+    sim = play(Sim([SimServer(sim_facts())]), "first")
+    rows = SlotRows(sim.scheduler, ["u"])
+    (name,) = [name for name in rows.changes() if name.endswith(".bin")]
+    sim.scheduler.upstream_lost("u", sim.now)
+    sim.scheduler.upstream_up(sim_facts(build="newer"), sim.now)
+    assert rows.changes()[name] is None

@@ -24,6 +24,8 @@ from prefixproxy.types import Capabilities
 
 ROOT = words("briefing", 2500)
 OTHER = words("another one", 2000)
+NO_PARKING = Policy(park=False)
+"""Roots and their waves alone; what else is saved is tested in test_schedule_park.py."""
 
 
 def lanes(n: int, root: tuple[int, ...] = ROOT, head: int | None = None, **more: int) -> list[Request]:
@@ -31,7 +33,7 @@ def lanes(n: int, root: tuple[int, ...] = ROOT, head: int | None = None, **more:
 
 
 def play(server: SimServer, requests: Sequence[Request], gap_s: float = 0.0) -> Sim:
-    sim = Sim([server])
+    sim = Sim([server], NO_PARKING)
     for i, one in enumerate(requests):
         sim.submit(1.0 + gap_s * i, one)
     sim.run()
