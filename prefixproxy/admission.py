@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from prefixproxy.errors import UsageError
 from prefixproxy.schedule_types import Policy
 from prefixproxy.settings import Admission, amended
 
@@ -27,8 +28,12 @@ def policy_of(admission: Admission) -> Policy:
 class AdmissionControl:
     """Holds the settings in force."""
 
-    def __init__(self, admission: Admission, set_policy: Callable[[Policy], None]) -> None:
+    def __init__(
+        self, admission: Admission, set_policy: Callable[[Policy], None], most_slots: Callable[[], int] = lambda: 0
+    ) -> None:
+        """`most_slots`: of the upstream that has most, 0 while none is known."""
         self._admission = admission
+        self._most_slots = most_slots
         self._set_policy = set_policy
 
     def queue_timeout_s(self) -> float:
@@ -44,6 +49,12 @@ class AdmissionControl:
     def change(self, changes: Mapping[str, Any]) -> None:
         """Raises UsageError, and changes nothing, if any of them is wrong."""
         changed = amended(self._admission, changes)
+        slots = self._most_slots()
+        if "side_slots" in changes and 0 < slots <= changed.side_slots:
+            raise UsageError(
+                f"admission.side_slots: must leave a slot for other requests: at most {slots - 1} of the {slots} "
+                f"there are (got {changed.side_slots})"
+            )
         log.info("admission settings changed: %s", ", ".join(f"{key}={value}" for key, value in changes.items()))
         self._admission = changed
         self._set_policy(policy_of(changed))

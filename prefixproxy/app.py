@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import math
+import secrets
 import shutil
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -26,7 +28,7 @@ from prefixproxy.classify import History
 from prefixproxy.context import ContextLimits
 from prefixproxy.dispatch import Dispatcher
 from prefixproxy.engine import Engine
-from prefixproxy.errors import ProxyError, UsageError
+from prefixproxy.errors import BadRequest, ProxyError, UsageError
 from prefixproxy.events import Events
 from prefixproxy.gate import Gate
 from prefixproxy.guard import ContextGuard
@@ -83,11 +85,19 @@ def create_app(settings: Settings, *, engine: Engine | None = None) -> Proxy:
     live = partial(_policy, reuse=reuse, engine=engine)
     scheduler = Scheduler(live(policy_of(settings.admission)))
     trend = Trend(time.time())
-    dispatcher = Dispatcher(scheduler, _backends(settings, engine), _Watch(metrics, trend), clock)
+    marker = f"prefixproxy-{secrets.token_hex(6)}"
+    backends = _backends(settings, engine)
+    for backend, _slots, _snapshots in backends:
+        backend.marker = marker
+    dispatcher = Dispatcher(scheduler, backends, _Watch(metrics, trend), clock)
     limits = _limits(settings)
     for keeper in dispatcher.keepers.values():
         keeper.limits = limits
-    admission = AdmissionControl(settings.admission, lambda policy: dispatcher.set_policy(live(policy)))
+    admission = AdmissionControl(
+        settings.admission,
+        lambda policy: dispatcher.set_policy(live(policy)),
+        lambda: max(Counter(slot.id.upstream for slot in dispatcher.snapshot().slots).values(), default=0),
+    )
     rules = _rules(settings)
     planner = _planner(settings, rules)
     slots = SlotRows(scheduler, [upstream.name for upstream in settings.upstreams])
@@ -115,7 +125,7 @@ def create_app(settings: Settings, *, engine: Engine | None = None) -> Proxy:
     )
     metrics.watch(lambda: status_snapshot(dispatcher, reuse=reuse))
     events = Events(parts.telemetry.journal, parts.gate)
-    entrance = _Entrance(parts, Status(parts, admission, rule_advice(rules)), events, keeping)
+    entrance = _Entrance(parts, Status(parts, admission, rule_advice(rules)), events, keeping, marker)
     return Proxy(entrance, parts, events.end)
 
 
@@ -136,10 +146,17 @@ class _Watch:
         self._trend.tokens(cached, evaluated, time.time())
 
 
+_LOOP = BadRequest(
+    "this request was sent by this proxy itself: the url of an upstream leads back here (upstreams[].url)",
+    code="loop_detected",
+    status=508,
+)
+
+
 class _Entrance:
     """The first fork: our own pages, prompts, and everything else. Prompts meet no middleware."""
 
-    def __init__(self, parts: Parts, status: Status, events: Events, keeping: Keeping) -> None:
+    def __init__(self, parts: Parts, status: Status, events: Events, keeping: Keeping, marker: str) -> None:
         @asynccontextmanager
         async def lifespan(app: Starlette) -> AsyncIterator[None]:
             async with asyncio.TaskGroup() as group, keeping.running(), parts.dispatcher.running():
@@ -147,10 +164,15 @@ class _Entrance:
                 group.create_task(asyncio.to_thread(count_tokens, ""))
                 yield
 
-        self._own = Starlette(routes=status.routes(), lifespan=lifespan)
+        self._own = Starlette(
+            routes=status.routes(),
+            lifespan=lifespan,
+            exception_handlers={404: status.no_route, 405: status.no_route},
+        )
         self._relay = Relay(parts)
         self._events = events
         self._passthrough = Passthrough(parts)
+        self._marker = marker.encode()
         self._taking_slots = PathReader([*API_OF_PATH, *SLOT_TAKING])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -165,6 +187,9 @@ class _Entrance:
 
     async def _upstreams(self, scope: Scope, receive: Receive, send: Send) -> None:
         """`scope["path"]` becomes the path that is meant, whatever its spelling; what is forwarded is `raw_path`."""
+        if any(self._marker in value for name, value in scope["headers"] if name == b"via"):
+            await Reply(send, scope["path"]).error(_LOOP)
+            return
         if scope["method"] == "POST" and (meant := self._taking_slots.meant(scope["raw_path"])):
             scope = {**scope, "path": meant}
         if scope["method"] == "POST" and scope["path"] in API_OF_PATH:

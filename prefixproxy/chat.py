@@ -108,12 +108,6 @@ def answer_message(answer: Mapping[str, Any]) -> Message:
     return Reader().message({**answer, "role": "assistant"}, ())
 
 
-def answer_bytes(answer: Mapping[str, Any]) -> bytes:
-    """What an answer adds to the canonical bytes of its prompt, as long as the client sends it back as it was."""
-    message = answer_message(answer)
-    return MESSAGE + Role.ASSISTANT.value.encode() + PART + message_bytes(message)
-
-
 def message_digest(message: Message) -> bytes:
     """16 bytes that stand for a message as its client sent it, to recognise conversations by.
 
@@ -164,25 +158,9 @@ def _identity(part: Part, role: Role) -> bytes:
     return FIELD.join(fields)
 
 
-def first_user(prompt: Prompt) -> int | None:
-    """The number of the first user message; a raw prompt has none."""
-    return next((i for i, m in enumerate(prompt.messages) if m.role is Role.USER), None)
-
-
 def last_user(prompt: Prompt) -> int | None:
     """The number of the newest user message; a raw prompt has none."""
     return next((i for i in reversed(range(len(prompt.messages))) if prompt.messages[i].role is Role.USER), None)
-
-
-def in_tool_loop(prompt: Prompt) -> bool:
-    """Whether tools were called and the user has not spoken since."""
-    newest = last_user(prompt)
-    return any(_is_tool_work(m) for m in prompt.messages[0 if newest is None else newest + 1 :])
-
-
-def _is_tool_work(message: Message) -> bool:
-    calls = any(isinstance(part, Opaque) and part.kind == "call" for part in message.parts)
-    return message.role is Role.TOOL or (message.role is Role.ASSISTANT and calls)
 
 
 def append_text(message: Message, text: str) -> Edit:

@@ -1,7 +1,9 @@
 """What can go wrong, each with its HTTP meaning, and how each API spells an error.
 
 ProxyError
-├── BadRequest             400 invalid_json, invalid_request · 413 body_too_large · 415 unsupported_encoding
+├── BadRequest             400 invalid_json, invalid_request, invalid_target, invalid_encoding, invalid_setting
+│                          404 not_found · 405 method_not_allowed · 413 body_too_large
+│                          415 unsupported_encoding · 508 loop_detected
 ├── ContextLengthExceeded  400 context_length_exceeded (with n_prompt_tokens and n_ctx_slot)
 ├── InvalidApiKey          401 invalid_api_key
 ├── Rejected               429 queue_full · 503 queue_timeout (with Retry-After)

@@ -18,6 +18,7 @@ OUR_HEADERS = b"x-prefixproxy-"
 
 IDENTITY = frozenset({"", "identity"})
 GZIP = frozenset({"gzip", "x-gzip"})
+KNOWN = GZIP | {"deflate", "zstd"}
 _PIECE_BYTES = 1 << 20
 BACK_IN_S = 5.0
 """When to try again at a proxy that is being stopped: a restart takes about so long."""
@@ -58,6 +59,19 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
     return b"".join(parts)
 
 
+def is_decodable(content_encoding: str) -> bool:
+    """Whether `decode_body` knows every coding named, and there is one to undo."""
+    codings = {coding.strip().lower() for coding in content_encoding.split(",")}
+    return codings <= KNOWN | IDENTITY and not codings <= IDENTITY
+
+
+async def decoded_body(body: bytes, content_encoding: str, limit: int) -> bytes:
+    """`decode_body`, beside the event loop: a few bytes may unfold to `limit`, and decoders leave the lock free."""
+    if content_encoding.strip().lower() in IDENTITY:
+        return body
+    return await asyncio.to_thread(decode_body, body, content_encoding, limit)
+
+
 def decode_body(body: bytes, content_encoding: str, limit: int) -> bytes:
     """The body with its `Content-Encoding` undone (gzip, deflate, zstd; several in a row).
 
@@ -90,7 +104,7 @@ async def decoded(chunks: AsyncIterator[bytes], coding: str) -> AsyncIterator[by
 def _decode_one(body: bytes, coding: str, limit: int) -> bytes:
     if coding in IDENTITY:
         return body
-    if coding not in GZIP | {"deflate", "zstd"}:
+    if coding not in KNOWN:
         known = "gzip, deflate and zstd are"
         raise BadRequest(
             f"content-encoding {coding!r}: only {known} understood", code="unsupported_encoding", status=415

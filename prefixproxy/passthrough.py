@@ -1,4 +1,5 @@
-"""Everything that is not a prompt of ours: any method, path, query and body, forwarded as it is.
+"""Everything that is not a prompt of ours: any method, path, query and body, forwarded as it is; only JSON that comes
+compressed is sent decoded.
 
 Some of these paths still take a slot on the server (embeddings, reranking, transcription read no `id_slot` and take
 whichever is idle, server-context.cpp): they wait for their turn like any request, so that none is ever pinned to a
@@ -14,7 +15,17 @@ from starlette.types import Receive, Scope, Send
 from prefixproxy.backends import Backend
 from prefixproxy.backends.http import end_to_end
 from prefixproxy.errors import ProxyError, UpstreamUnavailable
-from prefixproxy.intake import ClientGone, read_body, target_of, unless_gone, until_stopped, without
+from prefixproxy.intake import (
+    ClientGone,
+    decoded_body,
+    header,
+    is_decodable,
+    read_body,
+    target_of,
+    unless_gone,
+    until_stopped,
+    without,
+)
 from prefixproxy.lease import Lease
 from prefixproxy.prefix import chain_of
 from prefixproxy.relay import Parts
@@ -41,6 +52,12 @@ SLOT_TAKING = frozenset(
 )
 
 
+def _is_encoded_json(scope: Scope) -> bool:
+    """llama-server refuses every encoded body (415). Encoded JSON is decoded for it; what else is encoded passes."""
+    kind = header(scope, b"content-type").partition(";")[0].strip().lower()
+    return (kind == "application/json" or kind.endswith("+json")) and is_decodable(header(scope, b"content-encoding"))
+
+
 class Passthrough:
     """Raw ASGI application for every path that has no other owner."""
 
@@ -52,7 +69,11 @@ class Passthrough:
         try:
             with until_stopped():
                 self._parts.gate.tenant(scope)
-                body = await read_body(scope, receive, self._parts.max_body_bytes)
+                limit = self._parts.max_body_bytes
+                body = await read_body(scope, receive, limit)
+                if _is_encoded_json(scope):
+                    body = await decoded_body(body, header(scope, b"content-encoding"), limit)
+                    scope = {**scope, "headers": without(scope["headers"], frozenset({b"content-encoding"}))}
                 await unless_gone(receive, self._forward(scope, reply, body))
         except ClientGone:
             return

@@ -37,7 +37,7 @@ from prefixproxy.guard import ContextGuard
 from prefixproxy.intake import (
     OUR_HEADERS,
     ClientGone,
-    decode_body,
+    decoded_body,
     header,
     read_body,
     target_of,
@@ -128,7 +128,7 @@ class Relay:
         limit = self._parts.max_body_bytes
         raw = await read_body(scope, receive, limit)
         exchange.times.arrived = self._parts.clock()
-        return decode_body(raw, header(scope, b"content-encoding"), limit)
+        return await decoded_body(raw, header(scope, b"content-encoding"), limit)
 
 
 class _Run:

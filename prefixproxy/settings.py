@@ -9,17 +9,26 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from prefixproxy.errors import UsageError
 from prefixproxy.settings_errors import Layer, describe, unknown
+from prefixproxy.settings_layers import is_own_address, merged, nested, read_toml
 
 ENV_PREFIX = "PREFIXPROXY_"
 ENV_DELIMITER = "__"
@@ -37,10 +46,18 @@ def _tuple_of_list(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
+def _can_be_sent(key: str) -> str:
+    if not key.isascii() or not key.isprintable() or key != key.strip():
+        raise ValueError("must be printable ASCII without spaces around it, as a key travels in an HTTP header")
+    return key
+
+
+Key = Annotated[str, AfterValidator(_can_be_sent)]
 Listed = BeforeValidator(_tuple_of_list)
 """TOML and JSON have lists; the settings hold tuples, and strict validation would refuse to turn one into the other."""
 
 Words = Annotated[tuple[str, ...], Listed]
+Keys = Annotated[tuple[Key, ...], Listed]
 
 
 class Section(BaseModel):
@@ -55,7 +72,7 @@ class Server(Section):
     max_body_bytes: int = Field(
         67108864, ge=1024, description="Largest request body, after decoding; a larger one is answered with 413."
     )
-    api_keys: Words = Field(
+    api_keys: Keys = Field(
         (), repr=False, description="Keys clients must send (`Authorization: Bearer` or `x-api-key`). Empty: no check."
     )
 
@@ -75,7 +92,12 @@ class Upstream(Section):
     kind: Literal["auto", "llama-server", "ollama", "openai"] = Field(
         "auto", description="Which server it is. `auto` asks it; `openai` is any other OpenAI-compatible server."
     )
-    api_key: str = Field("", repr=False, description="Key sent to this upstream. Empty: the client's own is passed on.")
+    api_key: Key = Field(
+        "",
+        repr=False,
+        description="Key sent to this upstream instead of the client's. Needed where its `/props` and `/slots` ask for "
+        "one (`llama-server --api-key`). Empty: the client's own is passed on.",
+    )
     slots: int = Field(0, ge=0, le=1024, description="Requests at once; 0 asks (Ollama elsewhere: 1, `openai`: 4).")
     snapshots: Literal["auto", "off"] = Field(
         "auto", description="Whether roots may be copied between slots through saved KV files."
@@ -129,18 +151,23 @@ class Stabilise(Section):
 class Admission(Section):
     """Which request starts when, and in which slot. `PATCH /prefixproxy/admission` changes these live."""
 
-    queue_limit: int = Field(256, ge=1, description="Requests that may wait; one more is answered with 429.")
-    queue_timeout: float = Field(600.0, gt=0, description="Longest wait in seconds; then the answer is 503.")
-    side_slots: Count = Field(0, description="Slots kept for side requests (titles, summaries, autocomplete).")
+    queue_limit: int = Field(256, ge=1, le=65536, description="Requests that may wait; one more is answered with 429.")
+    queue_timeout: float = Field(600.0, gt=0, le=86400, description="Longest wait in seconds; then the answer is 503.")
+    side_slots: int = Field(
+        0, ge=0, le=1024, description="Slots kept for side requests (titles, summaries, autocomplete)."
+    )
     policy: Literal["cost", "fifo"] = Field(
         "cost", description="`cost` places by estimated seconds; `fifo` serves strictly in order of arrival."
     )
     fork: bool = Field(True, description="Copy a root that is in one slot into others instead of evaluating it again.")
-    concurrency: Count = Field(
-        0, description="Most requests running at once, over all upstreams; 0 means one per slot."
+    concurrency: int = Field(
+        0, ge=0, le=65536, description="Most requests running at once, over all upstreams; 0 means one per slot."
     )
     root_threshold: float = Field(
-        0.5, ge=0, description="Seconds of prefill from which on a cold root is warmed alone before its lanes start."
+        0.5,
+        ge=0,
+        le=86400,
+        description="Seconds of prefill from which on a cold root is warmed alone before its lanes start.",
     )
 
 
@@ -197,7 +224,7 @@ class Tenant(Section):
     """One client group with its own key and its share of the slots."""
 
     name: str = Field(description="Short unique name, shown in the journal.")
-    api_key: str = Field(min_length=1, repr=False, description="The key that marks a request as this tenant's.")
+    api_key: Key = Field(min_length=1, repr=False, description="The key that marks a request as this tenant's.")
     weight: float = Field(1.0, gt=0, description="Share of the prefill work when tenants compete.")
     max_slots: Count = Field(0, description="Most slots it may hold at once; 0: no limit.")
     max_context: Count = Field(
@@ -254,9 +281,12 @@ class Settings(BaseSettings):
         return (init_settings,)
 
     @model_validator(mode="after")
-    def _names_and_keys_are_unique(self) -> Self:
+    def _parts_fit_together(self) -> Self:
         _refuse_twice("upstreams", "name", (upstream.name for upstream in self.upstreams))
         _refuse_twice("tenants", "name", (tenant.name for tenant in self.tenants))
+        for number, upstream in enumerate(self.upstreams):
+            if is_own_address(upstream.url, self.server.host, self.server.port):
+                raise ValueError(f"upstreams[{number}].url: {upstream.url} is where the proxy itself listens")
         keys = [*self.server.api_keys, *(tenant.api_key for tenant in self.tenants)]
         if len(set(keys)) < len(keys):
             raise ValueError("tenants: an api_key occurs twice, or also in server.api_keys")
@@ -290,15 +320,15 @@ def load_settings(config: Path | None, overrides: Mapping[str, Any], environ: Ma
     """
     path = config_file(config)
     layers = (
-        Layer("command line", _nested(overrides)),
+        Layer("command line", nested(overrides)),
         Layer("environment", _from_environment(environ)),
-        Layer(str(path), _read_toml(path)),
+        Layer(str(path), read_toml(path)),
     )
-    merged: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for layer in reversed(layers):
-        merged = _merged(merged, layer.values)
+        values = merged(values, layer.values)
     try:
-        return Settings(**merged)
+        return Settings(**values)
     except ValidationError as error:
         raise UsageError(describe(error, Settings, layers)) from None
 
@@ -334,23 +364,6 @@ def upstream_values(urls: Iterable[str]) -> list[dict[str, str]]:
     return [{"name": re.sub(r"[^\w.:-]+", "", urlsplit(url).netloc).strip("._:-"), "url": url} for url in listed]
 
 
-def _read_toml(path: Path) -> dict[str, Any]:
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"{path}: cannot read the settings file: {error.strerror or error}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: not valid TOML: {error}") from None
-    stabilise = values.get("stabilise")
-    if isinstance(stabilise, dict) and isinstance(stabilise.get("rules"), list):
-        stabilise["rules"] = [_beside(path, rule) for rule in stabilise["rules"]]
-    return values
-
-
-def _beside(path: Path, rule: Any) -> Any:
-    return str(path.parent / Path(rule).expanduser()) if isinstance(rule, str) else rule
-
-
 def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     ours = {name: value for name, value in environ.items() if name.upper().startswith(ENV_PREFIX)}
     problems = []
@@ -361,28 +374,6 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     if problems:
         raise UsageError("; ".join(problems))
     return _Environment(ours)()
-
-
-def _nested(overrides: Mapping[str, Any]) -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for key, value in overrides.items():
-        first, _, rest = key.partition(".")
-        if rest:
-            value = _nested({rest: value})
-        elif isinstance(value, Mapping):
-            value = _nested(value)
-        if value is not None:
-            out = _merged(out, {first: value})
-    return out
-
-
-def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Tables are merged key by key; anything else, lists included, replaces what is below."""
-    out = dict(below)
-    for key, value in above.items():
-        under = out.get(key)
-        out[key] = _merged(under, value) if isinstance(under, Mapping) and isinstance(value, Mapping) else value
-    return out
 
 
 def _checked_name(name: str) -> str:

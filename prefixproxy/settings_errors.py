@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import date, time
 from difflib import get_close_matches
 from typing import Any, get_args
 
@@ -22,7 +23,18 @@ _WANTED = {
     "model": "a table",
     "dict": "a table",
 }
-_GOT = {str: "text", bool: "true or false", int: "a whole number", float: "a number", list: "a list", dict: "a table"}
+_GOT = {
+    str: "text",
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    list: "a list",
+    dict: "a table",
+    date: "a date",
+    time: "a time",
+    type(None): "null",
+}
+_SHOWN_CHARACTERS = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,20 +96,40 @@ def _what(detail: ErrorDetails) -> str:
     if kind == "value_error":
         return str(ctx["error"])
     if kind == "literal_error":
-        return f"must be one of {ctx['expected']}" + (f" (got {value!r})" if isinstance(value, str) else "")
+        return f"must be one of {ctx['expected']}" + (
+            f" (got {value[:_SHOWN_CHARACTERS]!r})" if isinstance(value, str) else ""
+        )
     base, _, suffix = kind.partition("_")
-    if base in _WANTED and suffix in ("type", "parsing", "from_float", "attributes_type"):
-        got = next((text for type_, text in _GOT.items() if isinstance(value, type_)), "something else")
-        return f"must be {_WANTED[base]}, not {got}"
+    if kind == "string_too_short":
+        return "must not be empty"
+    if kind == "string_unicode":
+        return "must be valid Unicode text"
+    if kind == "float_type" and isinstance(value, int) and not isinstance(value, bool):
+        return "must be a finite number"
+    if base in _WANTED and suffix in ("type", "parsing", "parsing_size", "from_float", "attributes_type"):
+        return f"must be {_WANTED[base]}{_instead(base, value)}"
     message = detail["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
     shown = f" (got {value})" if isinstance(value, int | float) else ""
     return f"must be {message}{shown}"
 
 
+def _instead(base: str, value: Any) -> str:
+    """What stands there. Text in place of a number or a switch is shown, other text may be a key."""
+    got = next((text for type_, text in _GOT.items() if isinstance(value, type_)), "something else")
+    if base == "int" and isinstance(value, float):
+        return f" (got {value})"
+    shown = base in ("int", "float", "bool") and isinstance(value, str)
+    return f", not {got}" + (f" (got {value[:_SHOWN_CHARACTERS]!r})" if shown else "")
+
+
 def _dotted(loc: Loc) -> str:
     out = ""
     for part in loc:
-        out += f"[{part}]" if isinstance(part, int) else f".{part}" if out else part
+        if isinstance(part, int):
+            out += f"[{part}]"
+        else:
+            name = part if part.isprintable() else repr(part)
+            out += ("." if out else "") + name[:_SHOWN_CHARACTERS]
     return out
 
 

@@ -1,7 +1,8 @@
 """The state file: named JSON values that survive a restart, in one SQLite file only its owner can read.
 
 Losing it costs warm-up time, never an answer: whatever is wrong with the file is logged once, and the proxy goes on
-without it. Calls block on the disk; the edge makes them in a thread.
+without it. Only a file that is not ours is an error: it is never touched. Calls block on the disk; the edge makes them
+in a thread.
 """
 
 from __future__ import annotations
@@ -18,9 +19,13 @@ from typing import Any, Self
 
 import orjson
 
+from prefixproxy.errors import UsageError
+
 MEMORY = ":memory:"
 FORMAT = 1
 """`PRAGMA user_version` of the file. A file with a larger one was written by a later version and is left alone."""
+MAGIC = b"SQLite format 3\0"
+COLUMNS = {"name", "version", "value"}
 BUSY_TIMEOUT_S = 5.0
 SIDE_FILES = ("", "-wal", "-shm")
 _UPSERT = (
@@ -36,32 +41,11 @@ class StateFile:
     owner may change its shape without reading the old one."""
 
     def __init__(self, path: str) -> None:
+        """Raises UsageError where `path` is somebody else's file."""
         self._lock = Lock()
         self._connection = _memory() if path == MEMORY else _opened(Path(path))
         self.persistent = path != MEMORY and not _in_memory(self._connection)
         """Whether values outlive the process."""
-
-    def load(self, name: str, version: int = 1) -> Any | None:
-        """The value last stored under `name` with this version; None if there is none that can be read."""
-        try:
-            with self._lock:
-                query = "SELECT value FROM state WHERE name = ? AND version = ?"
-                row = self._connection.execute(query, (name, version)).fetchone()
-            return None if row is None else orjson.loads(row[0])
-        except (sqlite3.Error, orjson.JSONDecodeError) as error:
-            log.warning("state %r cannot be read and starts empty: %s", name, error)
-            return None
-
-    def store(self, name: str, value: Any, version: int = 1) -> bool:
-        """Replace the value under `name`; durable when this returns True. `value` is JSON (TypeError if it is not)."""
-        blob = orjson.dumps(value)
-        try:
-            with self._lock, self._connection:
-                self._connection.execute(_UPSERT, (name, version, blob))
-        except sqlite3.Error as error:
-            log.warning("state %r cannot be written: %s", name, error)
-            return False
-        return True
 
     def rows(self, prefix: str, version: int = 1) -> dict[str, Any]:
         """Every value whose name starts with `prefix`, in this version; what cannot be read is left out."""
@@ -69,10 +53,16 @@ class StateFile:
         try:
             with self._lock:
                 found = self._connection.execute(query, (len(prefix), prefix, version)).fetchall()
-            return {name: orjson.loads(value) for name, value in found}
-        except (sqlite3.Error, orjson.JSONDecodeError) as error:
+        except sqlite3.Error as error:
             log.warning("state %r cannot be read and starts empty: %s", prefix, error)
             return {}
+        values = {}
+        for name, value in found:
+            try:
+                values[name] = orjson.loads(value)
+            except orjson.JSONDecodeError as error:
+                log.warning("state %r cannot be read and is left out: %s", name, error)
+        return values
 
     def update(self, values: Mapping[str, Any], version: int = 1) -> bool:
         """Store many values in one transaction; None takes a name out. Durable when this returns True."""
@@ -102,6 +92,7 @@ class StateFile:
 
 def _opened(path: Path) -> sqlite3.Connection:
     """The file's connection; a fresh file if it is damaged; memory if there can be no file."""
+    _refuse_foreign(path)
     try:
         return _connected(path)
     except (OSError, sqlite3.OperationalError) as error:
@@ -115,6 +106,36 @@ def _opened(path: Path) -> sqlite3.Connection:
         except (OSError, sqlite3.Error) as again:
             log.warning("%s cannot be used, nothing will survive a restart: %s", path, again)
     return _memory()
+
+
+def _refuse_foreign(path: Path) -> None:
+    """Raises UsageError for what exists and was not written by this module. Nothing is changed to find out."""
+    try:
+        if not path.exists() or path.is_dir():
+            return
+        regular = path.is_file()
+        start = _first_bytes(path) if regular else b""
+    except OSError:
+        return
+    if not regular or (start and not (start == MAGIC and _has_our_table(path))):
+        raise UsageError(f"state.path: {path} exists and is no state file of this proxy; it is left as it is")
+
+
+def _first_bytes(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(len(MAGIC))
+
+
+def _has_our_table(path: Path) -> bool:
+    """Whether a database holds our table, or nothing, or is too damaged to tell."""
+    address = f"{path.absolute().as_uri()}?mode=ro"
+    try:
+        with closing(sqlite3.connect(address, uri=True, timeout=BUSY_TIMEOUT_S)) as opened:
+            tables = {str(name) for (name,) in opened.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+            columns = {str(row[1]) for row in opened.execute("PRAGMA table_info(state)")}
+    except sqlite3.Error:
+        return True
+    return not tables or columns == COLUMNS
 
 
 def _connected(path: Path) -> sqlite3.Connection:

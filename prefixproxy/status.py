@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import math
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
 import orjson
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from prefixproxy import __version__
 from prefixproxy.admission import AdmissionControl
-from prefixproxy.body import Body
+from prefixproxy.body import Body, json_bytes, parse_json
 from prefixproxy.dispatch import Dispatcher
 from prefixproxy.errors import BadRequest, ProxyError, UpstreamTimedOut, UsageError
 from prefixproxy.intake import read_body
@@ -30,6 +33,8 @@ from prefixproxy.types import API_OF_PATH, SlotState
 from prefixproxy.upkeep import Health, UpstreamState
 
 DEFAULT_LIMIT, LARGEST_LIMIT = 100, 10_000
+MOST_DIGITS = 10
+FORMATS = ("json", "jsonl")
 SCRAPE_TIMEOUT_S = 10.0
 OWN_PREFIX = "/prefixproxy/"
 PUBLIC = frozenset({"/metrics", "/healthz", "/readyz"})
@@ -79,10 +84,24 @@ class Status:
                 self._parts.gate.tenant(request.scope)
                 return await endpoint(request)
             except ProxyError as failure:
-                headers = {name.decode(): value.decode() for name, value in failure.headers()}
-                return Response(failure.body(request.url.path), failure.status, headers)
+                return _error(request, failure)
+            except RecursionError:
+                return _error(request, BadRequest("nested deeper than this proxy reads", code="invalid_json"))
+            except Exception:
+                log.exception("%s %s failed", request.method, request.url.path)
+                return _error(request, ProxyError("the proxy failed on this request; its log says why"))
 
         return guarded
+
+    async def no_route(self, request: Request, failure: Exception) -> Response:
+        """A path under ours that leads nowhere, or a method it does not have."""
+        headers = failure.headers if isinstance(failure, HTTPException) and failure.headers else {}
+        if allowed := headers.get("Allow"):
+            methods = ", ".join(sorted(allowed.split(", ")))
+            error = BadRequest(f"{request.url.path} takes {methods}", code="method_not_allowed", status=405)
+        else:
+            error = BadRequest(f"{request.url.path} is no page of this proxy", code="not_found", status=404)
+        return Response(error.body(""), error.status, {**headers, "content-type": "application/json"})
 
     async def page(self, request: Request) -> Response:
         """Open to all, as it holds nothing: it asks for a key itself, and shows what the endpoints answer to that."""
@@ -95,9 +114,12 @@ class Status:
         return JSONResponse({"status": "ok", "version": __version__})
 
     async def readyz(self, request: Request) -> Response:
-        states = {name: keeper.state.health.value for name, keeper in self._parts.dispatcher.keepers.items()}
+        keepers = self._parts.dispatcher.keepers
+        states = {name: keeper.state.health.value for name, keeper in keepers.items()}
+        reasons = {name: keeper.state.failure for name, keeper in keepers.items() if keeper.state.failure}
         ready = Health.UP.value in states.values()
-        return JSONResponse({"status": "ready" if ready else "not ready", "upstreams": states}, 200 if ready else 503)
+        body = {"status": "ready" if ready else "not ready", "upstreams": states, "reasons": reasons}
+        return JSONResponse(body, 200 if ready else 503)
 
     async def metrics(self, request: Request) -> Response:
         body, content_type = self._parts.telemetry.metrics.render(request.headers.get("accept", ""))
@@ -157,7 +179,10 @@ class Status:
 
     async def requests(self, request: Request) -> Response:
         journal = self._parts.telemetry.journal
-        if request.query_params.get("format") == "jsonl":
+        form = request.query_params.get("format", "json")
+        if form not in FORMATS:
+            raise BadRequest(f"format: one of {', '.join(FORMATS)}")
+        if form == "jsonl":
             return Response(b"".join(journal.jsonl()), headers={"content-type": "application/x-ndjson"})
         limit = _limit(request.query_params.get("limit"))
         return _json({"requests": [record_json(record) for record in journal.newest(limit)], "last": journal.last})
@@ -185,7 +210,7 @@ class Status:
             raise BadRequest(f"path: one of {', '.join(sorted(API_OF_PATH))}")
         if not isinstance(body, dict):
             raise BadRequest("body: the request body to explain, as a JSON object")
-        parsed = Body.parse(orjson.dumps(body))
+        parsed = Body.parse(json_bytes(body))
         for _ in self._parts.planner.read_ahead(API_OF_PATH[path], parsed):
             await asyncio.sleep(0)
         plan = self._parts.planner.explain(API_OF_PATH[path], parsed, self._parts.clock())
@@ -209,7 +234,7 @@ def explanation(plan: Plan, dispatcher: Dispatcher) -> dict[str, Any]:
     """A plan as JSON: the body to send, what was moved, where the prompt's parts stand."""
     segments = plan.canonical.segments if plan.canonical else ()
     return {
-        "body": orjson.loads(plan.rendered()),
+        "body": parse_json(plan.rendered()),
         "changed": bool(plan.edits),
         "relocations": [asdict(relocation) for relocation in plan.relocations],
         "family": plan.family,
@@ -270,17 +295,29 @@ def _upstream(state: UpstreamState, snapshot: SchedulerSnapshot) -> dict[str, An
 def _limit(given: str | None) -> int:
     if given is None:
         return DEFAULT_LIMIT
-    if not given.isdigit() or not 1 <= int(given) <= LARGEST_LIMIT:
+    if not (given.isascii() and given.isdigit() and len(given) < MOST_DIGITS) or not 1 <= int(given) <= LARGEST_LIMIT:
         raise BadRequest(f"limit: a whole number from 1 to {LARGEST_LIMIT}")
     return int(given)
 
 
 def _since(given: str | None) -> float:
     try:
-        return float(given or 0.0)
+        since = float(given or 0.0)
     except ValueError:
-        raise BadRequest("since: Unix seconds") from None
+        since = math.nan
+    if not math.isfinite(since):
+        raise BadRequest("since: Unix seconds")
+    return since
 
 
 def _json(value: Mapping[str, Any]) -> Response:
-    return Response(orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS), headers={"content-type": "application/json"})
+    try:
+        body = orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS)
+    except orjson.JSONEncodeError:  # a client's body, deeper than orjson writes or with a lone surrogate
+        body = json.dumps(value, separators=(",", ":")).encode()
+    return Response(body, headers={"content-type": "application/json"})
+
+
+def _error(request: Request, failure: ProxyError) -> Response:
+    headers = {name.decode(): value.decode() for name, value in failure.headers()}
+    return Response(failure.body(request.url.path), failure.status, headers)

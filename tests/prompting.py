@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from prefixproxy.body import Body
-from prefixproxy.chat import canonical, parse_prompt
-from prefixproxy.prompt import Prompt
+from prefixproxy.chat import MESSAGE, answer_message, canonical, parse_prompt
+from prefixproxy.chat_parts import PART, message_bytes
+from prefixproxy.prompt import Prompt, Role
 from prefixproxy.types import Api
 
 ROLES = {"u": "user", "a": "assistant", "t": "tool", "s": "system", "d": "developer"}
@@ -47,3 +49,8 @@ def head_text(prompt: Prompt) -> str:
 
 def rendered(prompt: Prompt) -> bytes:
     return b"".join(canonical(prompt).parts)
+
+
+def answer_bytes(answer: Mapping[str, Any]) -> bytes:
+    """What an answer adds to the canonical bytes of its prompt, as long as the client sends it back as it was."""
+    return MESSAGE + Role.ASSISTANT.value.encode() + PART + message_bytes(answer_message(answer))

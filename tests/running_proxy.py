@@ -31,20 +31,22 @@ class RunningProxy:
 
 @asynccontextmanager
 async def running_proxy(
-    upstream: str, *, wait_ready: bool = True, drain_s: float = 1.0, **settings: Any
+    upstream: str, *, wait_ready: bool = True, drain_s: float = 1.0, port: int = 0, **settings: Any
 ) -> AsyncIterator[RunningProxy]:
     """The proxy in front of `upstream`, in this event loop. `settings` are overrides with `__` for the dots."""
     overrides: dict[str, Any] = {name.replace("__", "."): value for name, value in settings.items()}
     overrides = {"state.path": ":memory:", "upstreams": [{"name": "local", "url": upstream}], **overrides}
     proxy = create_app(load_settings(packaged_config("default.toml"), overrides, {}))
-    async with listening(proxy, wait_ready=wait_ready, drain_s=drain_s) as running:
+    async with listening(proxy, wait_ready=wait_ready, drain_s=drain_s, port=port) as running:
         yield running
 
 
 @asynccontextmanager
-async def listening(proxy: Proxy, *, wait_ready: bool = True, drain_s: float = 1.0) -> AsyncIterator[RunningProxy]:
+async def listening(
+    proxy: Proxy, *, wait_ready: bool = True, drain_s: float = 1.0, port: int = 0
+) -> AsyncIterator[RunningProxy]:
     """A proxy that is built already, on a socket of its own, in this event loop."""
-    listener = bind("127.0.0.1", 0)
+    listener = bind("127.0.0.1", port)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     server = Server(proxy.app, proxy.ending, drain_s)
     failure: BaseException | None = None

@@ -29,6 +29,7 @@ GENERATING = frozenset(
     for prefix in ("", "/v1")
 ) | {"/completion", "/infill", "/api/chat", "/api/generate"}
 NOT_FOUND = {"error": {"code": 404, "message": "File Not Found", "type": "not_found_error"}}
+WRONG_KEY = {"error": {"code": 401, "message": "Invalid API Key", "type": "authentication_error"}}
 LOADING = {"error": {"code": 503, "message": "Loading model", "type": "unavailable_error"}}
 
 Headers = list[tuple[bytes, bytes]]
@@ -52,6 +53,9 @@ class Seen:
 
     def header(self, name: bytes) -> bytes | None:
         return next((value for key, value in self.headers if key == name), None)
+
+    def has_key(self, key: str) -> bool:
+        return self.header(b"authorization") == b"Bearer " + key.encode()
 
     def json(self) -> dict[str, Any]:
         value = orjson.loads(self.body)
@@ -135,9 +139,10 @@ def timings_of(n_tokens: int, cache_n: int = 0, predicted_n: int = 1) -> dict[st
 
 class StubUpstream:
     """One stub server. `requests` are all that came, oldest first; `next_answers` scripts for the generating requests
-    to come, first in first out; `routes` scripts for a path, whatever the method. `loading` more requests get the 503
-    of a server that is loading its model. `may_drain`, if cleared, keeps a slot busy after its client has left.
-    `reuses`: whether an answer reports as cached what its body has in common with the one before it in its slot."""
+    to come, first in first out; `routes` scripts for a path, whatever the method. `loading` more requests get the
+    503 of a server that is loading its model. With `api_key` set, all but /health wants it. `may_drain`, if
+    cleared, keeps a slot busy after its client has left. `reuses`: whether an answer reports as cached what its
+    body has in common with the one before it in its slot."""
 
     def __init__(self, *, n_slots: int = 2, n_ctx_slot: int = 4096, port: int = 0, reuses: bool = False) -> None:
         self.slots = [StubSlot(number) for number in range(n_slots)]
@@ -148,6 +153,7 @@ class StubUpstream:
         self.next_answers: deque[Script] = deque()
         self.routes: dict[str, Script] = {}
         self.loading = 0
+        self.api_key = ""
         self.violations: list[Seen] = []
         self.may_drain = asyncio.Event()
         self.may_drain.set()
@@ -216,10 +222,12 @@ class StubUpstream:
         return exchange.keep_open and not writer.is_closing()
 
     async def _answer(self, exchange: Exchange) -> None:
-        path = exchange.request.path
+        request, path = exchange.request, exchange.request.path
         if self.loading > 0:
             self.loading -= 1
             await exchange.json(503, LOADING)
+        elif self.api_key and path != "/health" and not request.has_key(self.api_key):
+            await exchange.json(401, WRONG_KEY)
         elif path in self.routes:
             await self.routes[path](exchange)
         elif path in GENERATING and exchange.request.method == "POST":

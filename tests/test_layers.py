@@ -94,7 +94,7 @@ MAY_IMPORT = {
     "journal": set[str](),
     "metrics": {"labels"},
     "classify": {"misses", "quotes", "sightings", "prefix"},
-    "settings": {"settings_errors"},
+    "settings": {"settings_errors", "settings_layers"},
     "dispatch": {"backends*", "lease", "prefix", "schedule*", "slotwork", "upkeep", "warming"},
 }
 """For these modules, all they may import from the package besides the vocabulary."""

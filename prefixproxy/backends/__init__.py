@@ -85,6 +85,8 @@ class Backend(Protocol):
 
     name: str
     url: str
+    marker: str
+    """Names this proxy in the `via` header of every request, so that it knows one of its own when it comes back."""
 
     async def probe(self) -> UpstreamFacts:
         """What it is and can do. Raises UpstreamUnavailable while it is down, UpstreamLoading while it loads."""

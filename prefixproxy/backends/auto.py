@@ -31,6 +31,15 @@ class AutoUpstream:
         self.name = self._found.name
         self.url = self._found.url
 
+    @property
+    def marker(self) -> str:
+        return self._found.marker
+
+    @marker.setter
+    def marker(self, marker: str) -> None:
+        for candidate in self._candidates:
+            candidate.marker = marker
+
     async def probe(self) -> UpstreamFacts:
         """Only an answer decides: a server that breaks off while it restarts is not taken for another kind."""
         for candidate in self._candidates:
@@ -41,9 +50,7 @@ class AutoUpstream:
             except UpstreamFailed as failure:
                 status = failure.details.get("upstream_status", 0)
                 if status in _KEY_WANTED:
-                    raise UpstreamUnavailable(
-                        f"upstream {self.name} wants a key (upstreams.api_key), or name its kind", retry_after_s=5
-                    ) from failure
+                    raise UpstreamUnavailable(f"{failure.message}; or name its kind", retry_after_s=5) from failure
                 if not 400 <= status < 500:
                     raise
             else:

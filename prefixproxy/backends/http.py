@@ -118,6 +118,7 @@ class HttpUpstream:
     def __init__(self, name: str, url: str, api_key: str = "") -> None:
         self.name = name
         self.url = url.rstrip("/")
+        self.marker = ""
         self._base = URL(self.url)
         self._key = api_key
         self._sessions: dict[bool, aiohttp.ClientSession] = {}
@@ -138,7 +139,8 @@ class HttpUpstream:
         return await self._send(False, method, target, headers, body, read_timeout_s)
 
     async def call(self, method: str, target: str, body: Any = None, timeout_s: float | None = CALL_TIMEOUT_S) -> Any:
-        """One small JSON exchange. Raises UpstreamLoading on 503, UpstreamFailed on any other error status."""
+        """One small JSON exchange. Raises UpstreamLoading on 503, UpstreamFailed on any other error status, in words of
+        its own where a key is missing or wrong (401, 403)."""
         payload = b"" if body is None else orjson.dumps(body)
         headers = [] if body is None else [(b"content-type", b"application/json")]
         response = await self._send(True, method, target, headers, payload, timeout_s)
@@ -148,6 +150,8 @@ class HttpUpstream:
             await response.close()
         if response.status == HTTPStatus.SERVICE_UNAVAILABLE:
             raise UpstreamLoading(f"upstream {self.name} is not ready: {_reason(answer)}", retry_after_s=2)
+        if response.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+            raise UpstreamFailed(self._wants_another_key(answer), upstream_status=response.status)
         if response.status >= HTTPStatus.BAD_REQUEST:
             refused = f"upstream {self.name} refused {method} {target}: {response.status} {_reason(answer)}"
             raise UpstreamFailed(refused, upstream_status=response.status)
@@ -196,7 +200,7 @@ class HttpUpstream:
             response = await self._sessions[reuse].request(
                 method,
                 self._url(target),
-                headers=CIMultiDict((_text(name), _text(value)) for name, value in self._authorised(headers)),
+                headers=CIMultiDict((_text(name), _text(value)) for name, value in self._outgoing(headers)),
                 data=data,
                 allow_redirects=False,
                 timeout=aiohttp.ClientTimeout(sock_connect=CONNECT_TIMEOUT_S, sock_read=read_timeout_s),
@@ -216,11 +220,18 @@ class HttpUpstream:
         authority = self._base.raw_authority
         return URL.build(scheme=self._base.scheme, authority=authority, path=path, query_string=query, encoded=True)
 
-    def _authorised(self, headers: RawHeaders) -> list[tuple[bytes, bytes]]:
-        if not self._key:
-            return list(headers)
-        kept = [(name, value) for name, value in headers if name.lower() not in (b"authorization", b"x-api-key")]
-        return [*kept, (b"authorization", b"Bearer " + self._key.encode())]
+    def _outgoing(self, headers: RawHeaders) -> list[tuple[bytes, bytes]]:
+        kept = list(headers)
+        if self._key:
+            kept = [(name, value) for name, value in kept if name.lower() not in (b"authorization", b"x-api-key")]
+            kept.append((b"authorization", b"Bearer " + self._key.encode()))
+        if self.marker:
+            kept.append((b"via", b"1.1 " + self.marker.encode()))
+        return kept
+
+    def _wants_another_key(self, answer: bytes) -> str:
+        found = "refused our key (upstreams[].api_key)" if self._key else "wants a key (upstreams[].api_key is not set)"
+        return f"upstream {self.name} {found}: {_reason(answer)}"
 
 
 def _text(raw: bytes) -> str:

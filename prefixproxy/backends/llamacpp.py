@@ -81,22 +81,27 @@ class LlamaServer(HttpUpstream):
         """Chat bodies are rendered by the server's own template first; it tokenizes just that text
         (server-context.cpp: add_special and parse_special on)."""
         rendered = await self.call("POST", "/apply-template", body)
-        asked = {"content": rendered["prompt"], "add_special": True, "parse_special": True}
+        asked = {
+            "content": self._part(rendered, "prompt", "/apply-template"),
+            "add_special": True,
+            "parse_special": True,
+        }
         answer = await self.call("POST", "/tokenize", asked)
-        return list(answer["tokens"])
+        return list(self._part(answer, "tokens", "/tokenize"))
 
     async def count_tokens(self, api: Api, body: Mapping[str, Any], sent: bytes) -> int | None:
         """The server's counting endpoints render and tokenize as the real ones do; older servers have none, there a
         chat is rendered and tokenized in two steps. Raw prompts are tokenized as they are."""
         if api in _COUNTING:
             try:
-                return int((await self.call("POST", _COUNTING[api], orjson.Fragment(sent)))["input_tokens"])
+                counted = await self.call("POST", _COUNTING[api], orjson.Fragment(sent))
+                return int(self._part(counted, "input_tokens", _COUNTING[api]))
             except UpstreamFailed:
                 return len(await self.tokens("", orjson.loads(sent))) if api is Api.CHAT else None
         prompt = body.get("prompt")
         if api in (Api.COMPLETION, Api.COMPLETIONS) and isinstance(prompt, str):
             asked = {"content": prompt, "add_special": True, "parse_special": True}
-            return len((await self.call("POST", "/tokenize", asked))["tokens"])
+            return len(self._part(await self.call("POST", "/tokenize", asked), "tokens", "/tokenize"))
         return None
 
     async def warm(self, slot: SlotId, tokens: Sequence[int]) -> WarmCost:
@@ -118,17 +123,23 @@ class LlamaServer(HttpUpstream):
 
     async def save(self, slot: SlotId, file: str) -> CopyResult:
         answer = await self._slot_action(slot, "save", file)
-        return CopyResult(answer["n_saved"], answer["n_written"], answer["timings"]["save_ms"] / 1e3)
+        return self._copied(answer, "n_saved", "n_written", "save_ms")
 
     async def restore(self, slot: SlotId, file: str) -> CopyResult:
         answer = await self._slot_action(slot, "restore", file)
-        return CopyResult(answer["n_restored"], answer["n_read"], answer["timings"]["restore_ms"] / 1e3)
+        return self._copied(answer, "n_restored", "n_read", "restore_ms")
 
     async def _slot_action(self, slot: SlotId, action: str, file: str) -> Any:
-        answer = await self.call("POST", f"/slots/{slot.slot}?action={quote(action)}", {"filename": file})
-        if not isinstance(answer, dict) or "timings" not in answer:
-            raise UpstreamFailed(f"upstream {self.name} answered a slot {action} with an unknown shape")
-        return answer
+        return await self.call("POST", f"/slots/{slot.slot}?action={quote(action)}", {"filename": file})
+
+    def _copied(self, answer: Any, tokens: str, size: str, took: str) -> CopyResult:
+        n_tokens, n_bytes, timings = (self._part(answer, name, "a slot action") for name in (tokens, size, "timings"))
+        return CopyResult(n_tokens, n_bytes, self._part(timings, took, "a slot action") / 1e3)
+
+    def _part(self, answer: Any, name: str, asked: str) -> Any:
+        if not isinstance(answer, dict) or name not in answer:
+            raise UpstreamFailed(f"upstream {self.name} answered {asked} without {name!r}")
+        return answer[name]
 
     async def _lists_slots(self) -> bool:
         return await self.status_of("GET", "/slots") == 200

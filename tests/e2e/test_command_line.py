@@ -294,6 +294,14 @@ def test_a_settings_file_that_is_wrong(text: str, parts: list[str], tmp_path: Pa
     one_line(run("serve", "--config", file, cwd=tmp_path), 2, *parts)
 
 
+def test_a_state_file_that_is_somebody_elses(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine", encoding="utf-8")
+    result = run("serve", "--upstream", "http://127.0.0.1:9", cwd=tmp_path, PREFIXPROXY_STATE__PATH="notes.txt")
+    assert (result.returncode, result.stderr.count("\n")) == (2, 1)
+    assert result.stderr.startswith("prefixproxy: state.path: notes.txt exists and is no state file")
+    assert (tmp_path / "notes.txt").read_text(encoding="utf-8") == "mine"
+
+
 def test_an_unknown_variable_in_the_environment(tmp_path: Path) -> None:
     one_line(run("serve", cwd=tmp_path, PREFIXPROXY_SERVER__PROT="1"), 2, "server.prot", "server.port", "environment")
 

@@ -130,6 +130,46 @@ async def test_a_body_that_is_passed_through_keeps_its_encoding() -> None:
     assert (seen.body, seen.header(b"content-encoding")) == (packed, b"gzip")
 
 
+@pytest.mark.parametrize("kind", ["application/json", "application/json; charset=utf-8", "application/scim+json"])
+async def test_encoded_json_is_decoded_on_every_path(kind: str) -> None:
+    """llama-server answers 415 to any encoded body."""
+    async with proxied_stub() as (stub, running), httpx.AsyncClient(base_url=running.url) as client:
+        headers = {"content-encoding": "gzip", "content-type": kind}
+        answer = await client.post("/tokenize", content=gzip.compress(b'{"content": "hi"}'), headers=headers)
+        seen = stub.requests[-1]
+    assert answer.json() == {"tokens": [104, 105]}
+    assert (seen.body, seen.header(b"content-encoding")) == (b'{"content": "hi"}', None)
+    assert seen.header(b"content-length") == str(len(seen.body)).encode()
+
+
+@pytest.mark.parametrize(
+    ("content", "coding", "status"),
+    [
+        (gzip.compress(b'"' + b"x" * 5000 + b'"'), "gzip", 413),
+        (b"no gzip", "gzip", 400),
+        (b"whatever br is", "br", 404),
+    ],
+    ids=["too large", "broken", "unknown"],
+)
+async def test_encoded_json_that_cannot_be_decoded(content: bytes, coding: str, status: int) -> None:
+    async with (
+        proxied_stub(server__max_body_bytes=2048) as (stub, running),
+        httpx.AsyncClient(base_url=running.url) as client,
+    ):
+        headers = {"content-encoding": coding, "content-type": "application/json"}
+        answer = await client.post("/elsewhere", content=content, headers=headers)
+        forwarded = [(seen.body, seen.header(b"content-encoding")) for seen in stub.requests if seen.method == "POST"]
+    assert answer.status_code == status
+    assert ((content, coding.encode()) in forwarded) is (status == 404)
+
+
+async def test_a_body_of_many_megabytes_arrives_whole() -> None:
+    content = bytes(range(256)) * (3 << 12)
+    async with proxied_stub() as (stub, running), httpx.AsyncClient(base_url=running.url) as client:
+        await client.post("/elsewhere", content=content)
+        assert stub.requests[-1].body == content
+
+
 async def test_an_empty_answer_stays_empty() -> None:
     async def answer(exchange: Exchange) -> None:
         await exchange.whole(204, b"")

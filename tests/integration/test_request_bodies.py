@@ -111,6 +111,38 @@ async def test_an_encoding_that_cannot_be_undone_is_refused(encoding: str, body:
         assert stub.generating() == []
 
 
+@pytest.mark.parametrize("path", [CHAT, "/prefixproxy/explain"])
+@pytest.mark.parametrize("levels", [1_100, 5_000, 100_000])
+async def test_a_body_nested_deeper_than_any_prompt_is_refused_in_words(path: str, levels: int) -> None:
+    """llama-server would read it; the limit is documented."""
+    body = BODY[:-1] + b', "x": ' + b"[" * levels + b"]" * levels + b"}"
+    asked = body if path == CHAT else b'{"body": ' + body + b"}"
+    async with proxied_stub() as (stub, running), httpx.AsyncClient(base_url=running.url) as client:
+        answer = await client.post(path, content=asked)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_json")
+        assert (
+            answer.json()["error"]["message"] == "The body is nested deeper than this proxy reads (about 1,000 levels)"
+        )
+        assert stub.generating() == []
+
+
+@pytest.mark.parametrize("levels", [300, 900])
+async def test_a_body_nested_less_deep_passes_and_is_explained(levels: int) -> None:
+    body = BODY[:-1] + b', "x": ' + b"[" * levels + b"]" * levels + b"}"
+    async with proxied_stub() as (stub, running), httpx.AsyncClient(base_url=running.url) as client:
+        assert (await client.post(CHAT, content=body)).status_code == 200
+        assert b"[" * levels in stub.generating()[0].body
+        answer = await client.post("/prefixproxy/explain", content=b'{"body": ' + body + b"}")
+        assert (answer.status_code, b"[" * levels in answer.content) == (200, True)
+
+
+async def test_zero_bytes_behind_a_body_are_overlooked() -> None:
+    """As llama-server does, whose parser takes one for the end."""
+    async with proxied_stub() as (stub, running), httpx.AsyncClient(base_url=running.url) as client:
+        assert (await client.post(CHAT, content=BODY + b"\0\0")).status_code == 200
+        assert stub.generating()[0].json()["seed"] == 1
+
+
 async def in_pieces(*pieces: bytes) -> AsyncIterator[bytes]:
     for piece in pieces:
         yield piece

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Callable
 from typing import Any
 
 import httpx
 import orjson
 import pytest
 from running_engine import RunningEngine
-from running_proxy import proxied_stub, running_proxy, until_ready
+from running_proxy import eventually, proxied_stub, running_proxy, until_ready
 from stub_upstream import Exchange, StubUpstream, event
 
 from prefixproxy.backends.http import HttpUpstream
+from prefixproxy.backends.llamacpp import LlamaServer
+from prefixproxy.errors import UpstreamFailed
+from prefixproxy.types import SlotId
 
 pytestmark = pytest.mark.anyio
 
@@ -106,6 +110,64 @@ async def test_a_server_that_is_not_there_makes_requests_fail_at_once_until_it_c
             assert (await client.post(CHAT, json=chat(stream=False))).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("ours", "found"),
+    [
+        ("", "wants a key (upstreams[].api_key is not set)"),
+        ("wrong", "refused our key (upstreams[].api_key)"),
+    ],
+)
+async def test_a_server_that_wants_another_key_is_named_wherever_one_looks(
+    ours: str, found: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    reason = f"upstream local {found}: Invalid API Key"
+    async with StubUpstream() as stub:
+        stub.api_key = "right"
+        upstreams = [{"name": "local", "url": stub.url, "kind": "llama-server", "api_key": ours}]
+        async with (
+            running_proxy(stub.url, wait_ready=False, upstreams=upstreams) as running,
+            httpx.AsyncClient(base_url=running.url, headers={"authorization": "Bearer right"}) as client,
+        ):
+            await eventually(lambda: running.proxy.parts.dispatcher.keepers["local"].state.failure)
+            ready = await client.get("/readyz")
+            status = (await client.get("/prefixproxy/status")).json()["upstreams"][0]
+            answer = await client.post(CHAT, json=chat())
+            stub.api_key = ours
+            await until_ready(running.url)
+            assert (await client.get("/readyz")).json()["reasons"] == {}
+    assert (ready.status_code, ready.json()["reasons"]) == (503, {"local": reason})
+    assert (status["up"], status["failure"]) == (False, reason)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "upstream_unavailable")
+    assert reason in answer.json()["error"]["message"]
+    assert caplog.text.count(reason) == 1
+
+
+async def test_with_the_right_key_ours_goes_in_place_of_the_clients() -> None:
+    async with StubUpstream() as stub:
+        stub.api_key = "right"
+        upstreams = [{"name": "local", "url": stub.url, "api_key": "right"}]
+        async with (
+            running_proxy(stub.url, upstreams=upstreams) as running,
+            httpx.AsyncClient(base_url=running.url, headers={"x-api-key": "client"}) as client,
+        ):
+            assert (await client.post(CHAT, json=chat(stream=False))).status_code == 200
+            assert stub.generating()[0].header(b"x-api-key") is None
+
+
+@pytest.mark.engine
+async def test_the_engine_with_a_key_shows_why_it_is_not_ready(engine_factory: Callable[..., RunningEngine]) -> None:
+    """llama-server asks for the key on /props and /slots too; only /health is open (server-http.cpp)."""
+    keyed = engine_factory(parallel=1, ctx=512, extra={"cpuparams.n_threads": 1, "api_keys": ["right"]})
+    upstreams = [{"name": "local", "url": keyed.url, "kind": "llama-server"}]
+    async with running_proxy(keyed.url, wait_ready=False, upstreams=upstreams) as running:
+        await eventually(lambda: running.proxy.parts.dispatcher.keepers["local"].state.failure)
+        failure = running.proxy.parts.dispatcher.keepers["local"].state.failure
+    assert failure == "upstream local wants a key (upstreams[].api_key is not set): Invalid API Key"
+    async with running_proxy(keyed.url, upstreams=[{**upstreams[0], "api_key": "right"}]) as running:
+        slots = running.proxy.parts.dispatcher.snapshot().slots
+    assert len(slots) == 1
+
+
 @pytest.mark.parametrize("path", [CHAT, "/v1/embeddings", "/elsewhere"])
 async def test_the_upstreams_error_passes_with_status_and_body(path: str) -> None:
     error = b'{"error":{"code":500,  "message":"its own words","type":"server_error"}}'
@@ -150,6 +212,36 @@ async def test_a_stream_is_what_the_upstream_wrote_less_the_progress_nobody_aske
         asked = stub.generating()[0]
     assert asked.json()["return_progress"] is True
     assert got == b"".join(e for e in stub.chat_events(asked) if b"prompt_progress" not in e)
+
+
+@pytest.mark.parametrize(
+    ("path", "missing"),
+    [("/apply-template", "prompt"), ("/tokenize", "tokens")],
+)
+async def test_an_answer_that_lacks_what_was_asked_for_is_told_in_words(path: str, missing: str) -> None:
+    async def other_answer(exchange: Exchange) -> None:
+        await exchange.json(200, {"something": "else"})
+
+    async with StubUpstream() as stub:
+        stub.routes[path] = other_answer
+        server = LlamaServer("local", stub.url)
+        with pytest.raises(UpstreamFailed) as caught:
+            await server.tokens(CHAT, chat())
+        await server.close()
+    assert caught.value.message == f"upstream local answered {path} without '{missing}'"
+
+
+@pytest.mark.parametrize("answer", [{"timings": {}}, {"n_saved": 1, "n_written": 1, "timings": {}}, []])
+async def test_a_save_that_tells_no_numbers_has_failed(answer: Any) -> None:
+    async def other_answer(exchange: Exchange) -> None:
+        await exchange.json(200, answer)
+
+    async with StubUpstream() as stub:
+        stub.routes["/slots/0"] = other_answer
+        server = LlamaServer("local", stub.url)
+        with pytest.raises(UpstreamFailed, match="answered a slot action without"):
+            await server.save(SlotId("local", 0), "a.bin")
+        await server.close()
 
 
 @pytest.mark.engine

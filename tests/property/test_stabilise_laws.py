@@ -10,10 +10,10 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from prompting import body_of, head_text, parsed, rendered
+from prompting import answer_bytes, body_of, head_text, parsed, rendered
 
 from prefixproxy.body import Body
-from prefixproxy.chat import answer_bytes, parse_prompt
+from prefixproxy.chat import parse_prompt
 from prefixproxy.prompt import Role
 from prefixproxy.stabilise import Stabilised, StabilisePolicy, Stabiliser
 from prefixproxy.stabilise_notes import SEAM

@@ -107,7 +107,7 @@ def test_values_nested_deeper_than_the_interpreter_recurses_are_skipped() -> Non
         (b'{"a":"\xc3', "byte 6"),
         (b"[1]", "not a JSON object"),
         (b"null", "not a JSON object"),
-        (b'{"a":' + b"[" * 100_000, "too deep"),
+        (b'{"a":' + b"[" * 100_000, "nested deeper"),
         (b'{"a":"tab\there"}', "line 1, column 10"),
     ],
 )

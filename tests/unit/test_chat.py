@@ -6,16 +6,14 @@ from typing import Any
 
 import orjson
 import pytest
+from prompting import answer_bytes
 
 from prefixproxy.body import Body
 from prefixproxy.chat import (
-    answer_bytes,
     append_text,
     apply_edits,
     call_ids,
     canonical,
-    first_user,
-    in_tool_loop,
     last_user,
     message_digest,
     parse_prompt,
@@ -203,7 +201,6 @@ def test_anthropic_blocks() -> None:
     assert prompt.multimodal
     assert prompt.tool_calls == ()
     assert last_user(prompt) == 0
-    assert in_tool_loop(prompt)
     mixed = prompt_of({"messages": [said("user", [result, {"type": "text", "text": "More"}])]}, Api.MESSAGES)
     assert mixed.messages[0].role is Role.USER
 
@@ -328,27 +325,9 @@ def test_a_message_without_content_takes_no_text() -> None:
         append_text(chat(said("user", None)).messages[0], "!")
 
 
-@pytest.mark.parametrize(
-    ("messages", "loop"),
-    [
-        ([said("user", "U")], False),
-        ([said("user", "U"), said("assistant", "A")], False),
-        ([said("user", "U"), said("assistant", None, tool_calls=[CALL])], True),
-        ([said("user", "U"), said("assistant", None, tool_calls=[CALL]), said("tool", "R")], True),
-        ([said("user", "U"), said("assistant", None, tool_calls=[CALL]), said("tool", "R"), said("system", "!")], True),
-        ([said("user", "U"), said("assistant", None, tool_calls=[CALL]), said("tool", "R"), said("user", "V")], False),
-        ([said("user", "U"), said("tool", "R"), said("assistant", "prefilled")], True),
-        ([], False),
-    ],
-)
-def test_a_tool_loop_lasts_until_the_user_speaks(messages: list[dict[str, Any]], loop: bool) -> None:
-    assert in_tool_loop(chat(*messages)) is loop
-
-
-def test_first_and_last_user() -> None:
-    prompt = chat(said("system", "S"), said("user", "U"), said("assistant", "A"), said("user", "V"))
-    assert (first_user(prompt), last_user(prompt)) == (1, 3)
-    assert (first_user(chat(said("system", "S"))), last_user(chat(said("system", "S")))) == (None, None)
+def test_the_newest_user_message() -> None:
+    assert last_user(chat(said("system", "S"), said("user", "U"), said("assistant", "A"), said("user", "V"))) == 3
+    assert last_user(chat(said("system", "S"))) is None
 
 
 @pytest.mark.parametrize("api", [Api.CHAT, Api.MESSAGES])

@@ -41,3 +41,15 @@ def test_no_key_or_a_wrong_one_is_refused(given: tuple[tuple[bytes, bytes], ...]
     with pytest.raises(InvalidApiKey) as caught:
         Gate({"team-key": "a"}).tenant(scope(*given))
     assert (caught.value.status, caught.value.code) == (401, "invalid_api_key")
+
+
+@pytest.mark.parametrize("scheme", [b"Bearer", b"bearer", b"BEARER"])
+def test_the_scheme_of_a_key_has_no_case(scheme: bytes) -> None:
+    assert Gate({"team-key": "a"}).tenant(scope((b"authorization", scheme + b"  team-key "))) == "a"
+
+
+@pytest.mark.parametrize("given", ["t\u00e9am-key".encode("latin-1"), "t\u00e9am-key".encode(), b"\xff\x00", b""])
+@pytest.mark.parametrize("name", [b"authorization", b"x-api-key"])
+def test_a_key_of_any_bytes_is_compared_not_decoded(name: bytes, given: bytes) -> None:
+    with pytest.raises(InvalidApiKey):
+        Gate({"team-key": "a"}).tenant(scope((name, b"Bearer " + given if name == b"authorization" else given)))

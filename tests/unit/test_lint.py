@@ -163,7 +163,7 @@ def test_a_path_beside_the_body_counts_more_than_the_option_and_that_more_than_t
         (b'{"path": "/v1/responses", "body": {"input": 7}}', "file: should be a body of the responses API"),
         (b'{"path": "/v1/models", "body": {}}', "file: path: '/v1/models' is none of /v1/chat"),
         (b'{"path": "/v1/messages", "body": "{}"}', "file: body: is no JSON object"),
-        (b'{"messages": ' + b"[" * 9000 + b"]" * 9000 + b"}", "file: is nested too deep"),
+        (b'{"messages": ' + b"[" * 9000 + b"]" * 9000 + b"}", "file: is nested deeper than this proxy reads"),
         (b"[]", "no request body"),
     ],
 )

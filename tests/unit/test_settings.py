@@ -144,6 +144,21 @@ def test_all_problems_come_in_one_line(tmp_path: Path) -> None:
         ("[server]\nhost = 1", "server.host: must be text in quotes, not a whole number"),
         ("[server]\napi_keys = 'k'", "server.api_keys: must be a list, not text"),
         ("[server]\napi_keys = ['']", "server.api_keys: must not contain an empty key"),
+        ("[server]\napi_keys = ['k\u00e9y']", "server.api_keys[0]: must be printable ASCII"),
+        ("[server]\napi_keys = [' k']", "server.api_keys[0]: must be printable ASCII"),
+        ("[[upstreams]]\nurl = 'http://h'\napi_key = '\u20ac'", "upstreams[0].api_key: must be printable ASCII"),
+        ('[[upstreams]]\nurl = "http://h"\napi_key = "a\\nb"', "upstreams[0].api_key: must be printable ASCII"),
+        ("[[tenants]]\nname = 'a'\napi_key = '\u00fc'", "tenants[0].api_key: must be printable ASCII"),
+        ("[[tenants]]\nname = 'a'\napi_key = ''", "tenants[0].api_key: must not be empty"),
+        ("[server]\nhost = ''", "server.host: must not be empty"),
+        ("[state]\npath = ''", "state.path: must not be empty"),
+        ("[server]\nport = 1.5", "server.port: must be a whole number (got 1.5)"),
+        ("[server]\nport = 2020-01-01", "server.port: must be a whole number, not a date"),
+        ("[server]\nport = 12:00:00", "server.port: must be a whole number, not a time"),
+        ("[admission]\nqueue_timeout = 'x'", "admission.queue_timeout: must be a number, not text (got 'x')"),
+        ("[admission]\nqueue_timeout = 1e308", "admission.queue_timeout: must be less than or equal to 86400"),
+        ("[admission]\nconcurrency = 1180591620717411303424", "admission.concurrency: must be less than or equal to"),
+        ('[server]\n"a\\nb" = 1', r"server.'a\nb': unknown setting"),
         ("server = 1", "server: must be a table, not a whole number"),
         ("[upstreams]\nurl = 'x'", "upstreams: must be a list, not a table"),
         ("[reuse]\ncanary_fraction = 1.5", "reuse.canary_fraction: must be less than or equal to 1 (got 1.5)"),
@@ -188,6 +203,37 @@ def test_upstream_urls_keep_other_paths_and_ipv6(empty: Path) -> None:
     assert [(u.name, u.url) for u in upstreams] == [("h", "http://h/llama"), ("1:2", "http://[::1]:2")]
     (upstream,) = load_settings(empty, {"upstreams": upstream_values(["http://[::1]:8080"])}, {}).upstreams
     assert (upstream.name, upstream.url) == ("local", "http://[::1]:8080")
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:8100"),
+        ("127.0.0.1", "http://localhost:8100/v1"),
+        ("localhost", "http://[::1]:8100"),
+        ("0.0.0.0", "http://127.0.0.1:8100"),
+        ("::", "http://LOCALHOST:8100"),
+        ("box.example", "http://box.example:8100"),
+    ],
+)
+def test_an_upstream_that_is_the_proxy_itself(host: str, url: str, tmp_path: Path) -> None:
+    message = problem(f"[server]\nhost = '{host}'\n[[upstreams]]\nurl = '{url}'\n", tmp_path)
+    assert message == f"upstreams[0].url: {url.removesuffix('/v1')} is where the proxy itself listens"
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "url"),
+    [
+        ("127.0.0.1", 8100, "http://127.0.0.1:8101"),
+        ("127.0.0.1", 8100, "http://127.0.0.2:8100"),
+        ("0.0.0.0", 8100, "http://box.example:8100"),
+        ("127.0.0.1", 0, "http://127.0.0.1:8100"),
+        ("127.0.0.1", 80, "https://127.0.0.1"),
+    ],
+)
+def test_an_upstream_beside_the_proxy(host: str, port: int, url: str, empty: Path) -> None:
+    given = {"server.host": host, "server.port": port, "upstreams": upstream_values([url])}
+    assert load_settings(empty, given, {}).upstreams[0].url == url
 
 
 def test_names_and_keys_must_be_unique(tmp_path: Path) -> None:
@@ -271,6 +317,15 @@ def test_amending_the_admission_section() -> None:
     with pytest.raises(UsageError) as caught:
         amended(Admission(), {"queue_limt": 3, "fork": "yes"})
     assert str(caught.value) == (
-        "admission.fork: must be true or false, not text; "
+        "admission.fork: must be true or false, not text (got 'yes'); "
         "admission.queue_limt: unknown setting (did you mean admission.queue_limit?)"
     )
+
+
+def test_a_number_that_no_double_can_hold() -> None:
+    with pytest.raises(UsageError, match=r"^admission.queue_timeout: must be a finite number$"):
+        amended(Admission(), {"queue_timeout": 10**400})
+
+
+def test_what_a_list_of_keys_was_given_is_not_shown(tmp_path: Path) -> None:
+    assert "hush" not in problem("[server]\napi_keys = 'hush'", tmp_path)

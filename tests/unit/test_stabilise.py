@@ -9,9 +9,8 @@ from typing import Any
 
 import orjson
 import pytest
-from prompting import head_text, parsed, prompt_of, rendered, texts
+from prompting import answer_bytes, head_text, parsed, prompt_of, rendered, texts
 
-from prefixproxy.chat import answer_bytes
 from prefixproxy.prompt import AppendItem, Remove, SetText
 from prefixproxy.stabilise import Learned, Stabilised, StabilisePolicy, Stabiliser
 from prefixproxy.stabilise_notes import SEAM, count_tokens, is_small

@@ -1,0 +1,78 @@
+"""What the settings need of the world: TOML files and dotted overrides as nested tables, one laid over another, and
+which addresses are this machine's own."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from prefixproxy.errors import UsageError
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A settings file, its rule files as seen from where it stands. Raises UsageError."""
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"{path}: cannot read the settings file: {error.strerror or error}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: not valid TOML: {error}") from None
+    stabilise = values.get("stabilise")
+    if isinstance(stabilise, dict) and isinstance(stabilise.get("rules"), list):
+        stabilise["rules"] = [_beside(path, rule) for rule in stabilise["rules"]]
+    return values
+
+
+def _beside(path: Path, rule: Any) -> Any:
+    return str(path.parent / Path(rule).expanduser()) if isinstance(rule, str) else rule
+
+
+def nested(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted keys as tables within tables; a None is left out."""
+    out: dict[str, Any] = {}
+    for key, value in overrides.items():
+        first, _, rest = key.partition(".")
+        if rest:
+            value = nested({rest: value})
+        elif isinstance(value, Mapping):
+            value = nested(value)
+        if value is not None:
+            out = merged(out, {first: value})
+    return out
+
+
+def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables are merged key by key; anything else, lists included, replaces what is below."""
+    out = dict(below)
+    for key, value in above.items():
+        under = out.get(key)
+        out[key] = merged(under, value) if isinstance(under, Mapping) and isinstance(value, Mapping) else value
+    return out
+
+
+_ANY = ("0.0.0.0", "::")
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+
+
+def is_own_address(url: str, host: str, port: int) -> bool:
+    """Whether `url` plainly names the address a server listens on at `host` and `port`. Other names for it exist."""
+    parts = urlsplit(url)
+    if port == 0 or (parts.port or _DEFAULT_PORTS.get(parts.scheme)) != port:
+        return False
+    named = (parts.hostname or "").lower()
+    if host in _ANY:
+        return named in _ANY or _is_loopback(named)
+    return named == host.lower() or (
+        "localhost" in (named, host.lower()) and _is_loopback(named) and _is_loopback(host)
+    )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host.lower() == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
