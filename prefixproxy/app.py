@@ -24,6 +24,7 @@ from prefixproxy.backends.auto import AutoUpstream
 from prefixproxy.backends.llamacpp import LlamaServer
 from prefixproxy.backends.ollama import Ollama
 from prefixproxy.backends.openai import OpenAIServer
+from prefixproxy.canary import ReuseMode
 from prefixproxy.classify import History
 from prefixproxy.context import ContextLimits
 from prefixproxy.dispatch import Dispatcher
@@ -31,7 +32,7 @@ from prefixproxy.engine import Engine
 from prefixproxy.errors import BadRequest, ProxyError, UsageError
 from prefixproxy.events import Events
 from prefixproxy.gate import Gate
-from prefixproxy.guard import ContextGuard
+from prefixproxy.guard import ContextGuard, TenantLimits
 from prefixproxy.intake import until_stopped
 from prefixproxy.journal import Journal
 from prefixproxy.keeping import Keeping, SlotRows, keeping_of
@@ -42,7 +43,7 @@ from prefixproxy.plan import Planner
 from prefixproxy.relay import Parts, Relay
 from prefixproxy.reply import Reply
 from prefixproxy.schedule import Scheduler
-from prefixproxy.schedule_types import Policy
+from prefixproxy.schedule_types import Policy, Share
 from prefixproxy.settings import Settings, Upstream
 from prefixproxy.stabilise import StabilisePolicy, Stabiliser
 from prefixproxy.stabilise_notes import count_tokens
@@ -81,8 +82,8 @@ def create_app(settings: Settings, *, engine: Engine | None = None) -> Proxy:
     """
     clock = time.monotonic
     metrics = Metrics()
-    reuse = settings.reuse.mode != "off"
-    live = partial(_policy, reuse=reuse, engine=engine)
+    reuse = ReuseMode(settings.reuse.mode, settings.reuse.canary_fraction)
+    live = partial(_policy, settings=settings, engine=engine)
     scheduler = Scheduler(live(policy_of(settings.admission)))
     trend = Trend(time.time())
     marker = f"prefixproxy-{secrets.token_hex(6)}"
@@ -115,7 +116,11 @@ def create_app(settings: Settings, *, engine: Engine | None = None) -> Proxy:
             _cannot_roll_back(dispatcher),
         ),
         gate=Gate(_keys(settings)),
-        guard=ContextGuard(dispatcher.keepers, limits, {one.name: one.max_context for one in settings.tenants}),
+        guard=ContextGuard(
+            dispatcher.keepers,
+            limits,
+            {one.name: TenantLimits(one.max_slots, one.max_context) for one in settings.tenants},
+        ),
         max_body_bytes=settings.server.max_body_bytes,
         queue_timeout_s=admission.queue_timeout_s,
         clock=clock,
@@ -123,7 +128,7 @@ def create_app(settings: Settings, *, engine: Engine | None = None) -> Proxy:
         learned=keeping.changed,
         reuse=reuse,
     )
-    metrics.watch(lambda: status_snapshot(dispatcher, reuse=reuse))
+    metrics.watch(lambda: status_snapshot(dispatcher, reuse=reuse.mode != "off"))
     events = Events(parts.telemetry.journal, parts.gate)
     entrance = _Entrance(parts, Status(parts, admission, rule_advice(rules)), events, keeping, marker)
     return Proxy(entrance, parts, events.end)
@@ -228,6 +233,10 @@ def _limits(settings: Settings) -> ContextLimits:
     return ContextLimits(context.min_n_ctx_slot, context.min_generation, context.on_exceed == "reject")
 
 
+def _tenants(settings: Settings) -> Mapping[str, TenantLimits]:
+    return {one.name: TenantLimits(one.max_slots, one.max_context) for one in settings.tenants}
+
+
 def _rules(settings: Settings) -> RuleSet:
     stabilise = settings.stabilise
     return load_rules([(name, _rule_file(name)) for name in stabilise.rules], frozenset(stabilise.disabled))
@@ -247,13 +256,14 @@ def _rule_file(name: str) -> str:
         raise UsageError(f"stabilise.rules: cannot read {name}: {failure}") from None
 
 
-def _policy(policy: Policy, *, reuse: bool, engine: Engine | None) -> Policy:
-    """Without reuse no root is worth warming or copying. The embedded engine's snapshots, most likely in memory, take
-    half of what is free at the most."""
+def _policy(policy: Policy, *, settings: Settings, engine: Engine | None) -> Policy:
+    """With the tenants' shares. Without reuse no root is worth warming or copying. The embedded engine's snapshots,
+    most likely in memory, take half of what is free at the most."""
+    policy = replace(policy, shares={one.name: Share(one.weight, one.max_slots) for one in settings.tenants})
     if engine is not None:
         half = shutil.disk_usage(engine.save_dir).free // 2
         policy = replace(policy, max_snapshot_bytes=min(policy.max_snapshot_bytes, half))
-    return policy if reuse else replace(policy, fork=False, root_threshold_s=math.inf)
+    return policy if settings.reuse.mode != "off" else replace(policy, fork=False, root_threshold_s=math.inf)
 
 
 def _cannot_roll_back(dispatcher: Dispatcher) -> Callable[[str], bool]:

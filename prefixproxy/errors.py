@@ -6,7 +6,7 @@ ProxyError
 │                          415 unsupported_encoding · 508 loop_detected
 ├── ContextLengthExceeded  400 context_length_exceeded (with n_prompt_tokens and n_ctx_slot)
 ├── InvalidApiKey          401 invalid_api_key
-├── Rejected               429 queue_full · 503 queue_timeout (with Retry-After)
+├── Rejected               429 queue_full · 503 queue_timeout (with Retry-After) · 400 tenant_limit
 ├── UpstreamUnavailable    503 upstream_unavailable (with Retry-After); UpstreamLoading, OtherKind
 ├── UpstreamFailed         502 upstream_error
 └── UpstreamTimedOut       504 upstream_timeout

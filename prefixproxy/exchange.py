@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from starlette.types import Scope
 
+from prefixproxy.canary import Arm
 from prefixproxy.context import Measured
 from prefixproxy.intake import OUR_HEADERS, header
 from prefixproxy.lease import Lease
@@ -68,6 +69,9 @@ class Exchange:
     lease: Lease | None = None
     verdict: Verdict | None = None
     sent: float = 0.0
+    reuse: bool = True
+    """Whether it may be served from the cache, as the proxy is set."""
+    arm: Arm | None = None
     reuse_off: bool = False
     measured: Measured = field(default_factory=Measured)
     truncated: bool = False
@@ -104,6 +108,7 @@ def ticket_of(exchange: Exchange, n_tokens: int, deadline: float, *, pinnable: b
     """The exchange as the scheduler sees it."""
     plan = exchange.planned()
     prompt, data = plan.prompt, plan.body.data
+    reuse = exchange.reuse and data.get("cache_prompt") is not False
     return Ticket(
         id=exchange.id,
         chain=plan.chain,
@@ -118,10 +123,11 @@ def ticket_of(exchange: Exchange, n_tokens: int, deadline: float, *, pinnable: b
         side=is_side(exchange.api, data),
         wanted_slot=wanted_slot(data) if pinnable else None,
         pinnable=pinnable,
-        warmable=pinnable and exchange.api is Api.CHAT and prompt is not None and not prompt.multimodal,
+        warmable=reuse and pinnable and exchange.api is Api.CHAT and prompt is not None and not prompt.multimodal,
         n_seqs=sequences(data),
         needs_ctx=exchange.measured.needs,
         streams=exchange.streaming,
+        reuse=reuse,
     )
 
 

@@ -23,8 +23,8 @@ from prefixproxy.context import (
     surely_fits,
     usable_generation,
 )
-from prefixproxy.errors import ContextLengthExceeded, ProxyError
-from prefixproxy.exchange import Exchange
+from prefixproxy.errors import ContextLengthExceeded, ProxyError, Rejected
+from prefixproxy.exchange import Exchange, sequences
 from prefixproxy.plan import Plan
 from prefixproxy.stabilise_notes import count_tokens
 from prefixproxy.types import UpstreamFacts
@@ -57,19 +57,34 @@ class _Room:
         return min(limits)
 
 
-class ContextGuard:
-    """`max_context` maps tenants to their own limits."""
+@dataclass(frozen=True, slots=True)
+class TenantLimits:
+    """What one tenant's request may need; 0: no limit. `max_context` in tokens, prompt and asked answer together."""
 
-    def __init__(self, keepers: Mapping[str, Upkeep], limits: ContextLimits, max_context: Mapping[str, int]) -> None:
+    max_slots: int = 0
+    max_context: int = 0
+
+
+class ContextGuard:
+    """`tenants`: those with limits of their own, by name."""
+
+    def __init__(
+        self, keepers: Mapping[str, Upkeep], limits: ContextLimits, tenants: Mapping[str, TenantLimits]
+    ) -> None:
         self._keepers = keepers
         self._limits = limits
-        self._max_context = {tenant: limit for tenant, limit in max_context.items() if limit}
+        self._tenants = dict(tenants)
         self._calibration = Calibration()
         self._parts = PartCounts()
 
     async def check(self, exchange: Exchange) -> bool:
-        """Raises ContextLengthExceeded. False if it had to wait for a count, so that the plan may be out of date."""
-        plan = exchange.planned()
+        """Raises ContextLengthExceeded, and Rejected for more answers at once than its tenant may have slots. False if
+        it had to wait for a count, so that the plan may be out of date."""
+        plan, tenant = exchange.planned(), self._tenants.get(exchange.tenant, TenantLimits())
+        n_seqs = sequences(plan.body.data)
+        if tenant.max_slots and n_seqs > tenant.max_slots:
+            told = f"{n_seqs} answers need {n_seqs} slots; tenant {exchange.tenant} may use {tenant.max_slots}"
+            raise Rejected(f"{told} (tenants.max_slots)", code="tenant_limit", status=400)
         room = self._room(exchange, plan)
         if room is None:
             return True
@@ -94,7 +109,7 @@ class ContextGuard:
 
     def _room(self, exchange: Exchange, plan: Plan) -> _Room | None:
         """None if nothing limits it, or it cannot be counted."""
-        tenant_limit = self._max_context.get(exchange.tenant, 0)
+        tenant_limit = self._tenants.get(exchange.tenant, TenantLimits()).max_context
         serving = list(self._serving(str(plan.body.data.get("model") or "")))
         if not serving or plan.prompt is None or plan.prompt.multimodal:
             return None

@@ -44,6 +44,7 @@ RATE_HALF_LIFE_TOKENS = 65536
 
 RATIO_BUCKETS = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.98, 0.99, 1.0)
 LENGTH_BUCKETS = tuple(256 << i for i in range(11))
+ANSWER_BUCKETS = tuple(8 << i for i in range(12))
 WAIT_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 60, 120, 300, 600)
 OVERHEAD_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 1)
 FORK_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
@@ -85,6 +86,10 @@ HELP = {
     "upstream_n_ctx_slot": "Context of one slot in tokens; absent while the upstream has not said.",
     "reuse_enabled": "1 while prefixes are reused on this upstream, 0 when it was switched off.",
     "upstream": "What the upstream said about itself.",
+    "canary_requests_total": "Finished requests of a canary by arm: on (reuse) or off, and how they ended.",
+    "canary_ttft_seconds": "Arrival to first token of a canary's requests, by arm.",
+    "canary_cached_ratio": "Share of a canary's prompts that came from the KV cache, by arm.",
+    "canary_answer_tokens": "Length of a canary's answers in tokens, by arm: reuse must not change it.",
     "context_rejected_total": "Prompts refused because they do not fit into a slot.",
 }
 """The help text of every metric, by name less `prefixproxy_`. `upstream` is exposed as `upstream_info`."""
@@ -154,6 +159,10 @@ class Metrics:
         self._fork_seconds = self._histogram("fork_seconds", FORK_BUCKETS, "upstream")
         self._relocations = self._counter("relocations_total", "rule")
         self._relocated_bytes = self._counter("relocated_bytes_total", "rule")
+        self._canary = self._counter("canary_requests_total", "arm", "outcome")
+        self._canary_ttft = self._histogram("canary_ttft_seconds", WAIT_BUCKETS, "arm")
+        self._canary_ratio = self._histogram("canary_cached_ratio", RATIO_BUCKETS, "arm")
+        self._canary_answer = self._histogram("canary_answer_tokens", ANSWER_BUCKETS, "arm")
         self._show_zeros()
 
     def observe(self, record: RequestRecord) -> None:
@@ -165,6 +174,8 @@ class Metrics:
             rule = self._rule(relocation.rule)
             self._at(self._relocations, rule).inc()
             self._at(self._relocated_bytes, rule).inc(relocation.bytes)
+        if record.arm:
+            self._observe_arm(record)
         served = record.outcome not in _NOT_SERVED
         if served or record.queue_ms > 0:
             self._at(self._queue, model, kind).observe(record.queue_ms / 1000)
@@ -175,6 +186,17 @@ class Metrics:
             self._at(self._ttft, model, kind).observe(record.ttft_ms / 1000)
         self._at(self._measurements, record.cache_source.value).inc()
         self._observe_prompt(record, model, kind)
+
+    def _observe_arm(self, record: RequestRecord) -> None:
+        self._at(self._canary, record.arm, record.outcome.value).inc()
+        if record.outcome is not Outcome.OK:
+            return
+        if record.ttft_ms is not None:
+            self._at(self._canary_ttft, record.arm).observe(record.ttft_ms / 1000)
+        if record.cache_source is CacheSource.REPORTED and record.prompt_tokens and record.cache_n is not None:
+            self._at(self._canary_ratio, record.arm).observe(record.cache_n / record.prompt_tokens)
+        if record.predicted_n is not None:
+            self._at(self._canary_answer, record.arm).observe(record.predicted_n)
 
     def _observe_prompt(self, record: RequestRecord, model: str, kind: str) -> None:
         if record.prompt_tokens is not None:

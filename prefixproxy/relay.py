@@ -22,6 +22,7 @@ from prefixproxy.assemble import can_assemble, stream_body_edits
 from prefixproxy.backends import UpstreamResponse
 from prefixproxy.backends.http import end_to_end
 from prefixproxy.body import Body
+from prefixproxy.canary import ReuseMode
 from prefixproxy.dispatch import Dispatcher
 from prefixproxy.errors import ProxyError, UpstreamFailed, UpstreamUnavailable
 from prefixproxy.exchange import (
@@ -84,8 +85,7 @@ class Parts:
     unix_time: Callable[[], float]
     learned: Callable[[], None]
     """To be called when the planner may have something new to keep over a restart."""
-    reuse: bool = True
-    """False: every prompt is evaluated whole."""
+    reuse: ReuseMode
 
 
 class Relay:
@@ -160,6 +160,8 @@ class _Run:
             lane=exchange.hints.lane,
             off=exchange.hints.stabilise_off,
         )
+        exchange.arm = self._parts.reuse.arm(exchange.api, self._body.data, exchange.hints.lane, exchange.plan.family)
+        exchange.reuse = self._parts.reuse.reuses(exchange.api, exchange.arm)
         n_tokens = self._dispatcher.estimate_tokens(exchange.plan.chain)
         return ticket_of(exchange, n_tokens, self._deadline, pinnable=exchange.api in PINNABLE)
 
@@ -299,10 +301,12 @@ class _Run:
             edits.append(SetKey((), "id_slot", lease.slot))
         elif "id_slot" in data and api in PINNABLE:
             edits.append(Remove(("id_slot",)))
-        if lease.native and not self._parts.reuse and api in PINNABLE:
-            lease.expected_cached = 0
+        off = lease.native and not self._exchange.reuse
+        if off:
             edits.append(SetKey((), "cache_prompt", False))
-        self._exchange.reuse_off = lease.native and (not self._parts.reuse or data.get("cache_prompt") is False)
+        if not lease.native:
+            self._exchange.arm = None  # such a server cannot be asked for no reuse
+        self._exchange.reuse_off = off or (lease.native and data.get("cache_prompt") is False)
         return bool(added), edits
 
 

@@ -10,7 +10,8 @@ S3  each ticket ends in exactly one of Grant, Reject, or its own cancel;
 S4  each Grant is answered by exactly one `finished`; later ones are ignored;
 S5  an idle slot and a waiting ticket that may use it stand side by side only for a stated HoldReason;
 S6  queue length and waits are bounded;
-S7  first come first served within a priority and tenant, with bounded overtaking; who is held blocks nobody;
+S7  within a priority tenants and their families take turns (`schedule_turns`), first come first served within a
+    family, with bounded overtaking; no tenant has more slots than it may; who is held blocks nobody;
 S8  what a slot holds is a belief: corrected by what the server reports, dropped when it is lost.
 """
 
@@ -42,6 +43,7 @@ from prefixproxy.schedule_queue import Queue, Waiting
 from prefixproxy.schedule_roots import Gathering, Root, RootTable, fingerprint
 from prefixproxy.schedule_run import Running, end, judge, learn, lease, settle
 from prefixproxy.schedule_slots import Held, Slot, Upstream, Work
+from prefixproxy.schedule_turns import uncached_tokens
 from prefixproxy.schedule_types import (
     Effect,
     Finish,
@@ -128,12 +130,12 @@ class Scheduler:
         """Queue these together, so that they count as evidence for each other's roots."""
         for ticket in tickets:
             if self._queue.get(ticket.id) is None and ticket.id not in self._running:
-                self._queue.add(ticket)
+                self._queue.add(ticket, uncached_tokens(self._servers.values(), ticket))
         return self._place(now)
 
     def rekey(self, ticket: Ticket, now: float) -> list[Effect]:
         """A waiting ticket's prompt was stabilised anew. Granted ones are past that."""
-        self._queue.replace(ticket)
+        self._queue.replace(ticket, uncached_tokens(self._servers.values(), ticket))
         return self._place(now)
 
     def cancel(self, ticket: TicketId, now: float) -> list[Effect]:
@@ -174,8 +176,7 @@ class Scheduler:
             return self._place(now)
         effects = judge(running, finish)
         learn(running, finish, now)
-        evaluated = running.ticket.n_tokens if finish.evaluated_tokens is None else finish.evaluated_tokens
-        self._queue.charge(running.ticket.tenant, evaluated)
+        self._queue.settle(running.ticket, running.charged, finish.evaluated_tokens, self._policy)
         end(running, finish, now)
         return effects + self._place(now)
 
@@ -224,10 +225,7 @@ class Scheduler:
         """Whoever was held for a root that cannot be had is released to plain placement."""
         expired = slot.until <= now
         if slot.work is Work.WARM:
-            half = len(root.chain.hashes) // 2
-            for waiting in self._queue:
-                if waiting.hold is HoldReason.WARMING and waiting.ticket.chain.common_blocks(root.chain) > half:
-                    waiting.plain = Reason.HOLD_EXPIRED if expired else Reason.WARM_FAILED
+            self._queue.give_up(root.chain, Reason.HOLD_EXPIRED if expired else Reason.WARM_FAILED)
         return work.failed(server, root, slot, now)
 
     # policy, time, views
@@ -263,7 +261,7 @@ class Scheduler:
         effects += self._expire(now)
         effects += self._assign(now)
         while len(self._queue) > self._policy.queue_limit:
-            effects.append(self._reject(self._queue.newest().ticket.id, RejectReason.QUEUE_FULL))
+            effects.append(self._reject(self._queue.surplus(self._policy).ticket.id, RejectReason.QUEUE_FULL))
         if not len(self._queue):
             for server in self._servers.values():
                 effects += work.rewarm(server, self._policy, now)
@@ -291,7 +289,7 @@ class Scheduler:
         servers = [server for server in self._servers.values() if server.slots.up]
         if not len(self._queue):
             return effects
-        line = self._queue.ordered(self._policy.policy == "fifo")
+        line = self._queue.ordered(self._policy)
         place = Placement(servers, line, self._queue.counts, self._policy, now, busy(servers, len(self._running)))
         for place.yielding in (True, False):
             place.bound_for.clear()
@@ -331,6 +329,7 @@ class Scheduler:
             case WarmFirst():
                 waiting.hold, waiting.until = HoldReason.WARMING, now + self._policy.max_warm_s
                 place.running += 1
+                self._queue.charge(decision.leader, decision.uncached, self._policy)
                 return work.start_warm(decision.server, decision, self._policy, now)
             case SaveFirst():
                 waiting.hold, waiting.until = HoldReason.WARMING, now + self._policy.max_copy_s
@@ -340,7 +339,7 @@ class Scheduler:
             case Place() if decision.root is not None:
                 waiting.hold, waiting.until = HoldReason.RESTORING, now + self._policy.max_copy_s
                 server, slot = decision.server, decision.slot
-                return work.start_restore(server, decision.root, slot, waiting.ticket.id, self._policy, now)
+                return work.start_restore(server, decision.root, slot, waiting.ticket, self._policy, now)
             case Place():
                 return self._grant(place, waiting, decision, now)
 
@@ -380,7 +379,7 @@ class Scheduler:
 
     def _go(self, place: Placement, running: Running, reason: Reason, slot: SlotId | None = None) -> list[Effect]:
         ticket = running.ticket
-        self._queue.pop(ticket.id)
+        running.charged = self._queue.granted(ticket, ticket.n_tokens - running.expected, self._policy)
         release_promise(self._servers.values(), ticket.id)
         self._running[ticket.id] = running
         place.running += 1

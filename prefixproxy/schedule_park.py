@@ -42,8 +42,9 @@ def park_first(ticket: Ticket, place: Place, policy: Policy, busy: int, now: flo
         return None
     if not policy.park or not rolls_back(server) or server.snapshots_off_because(policy, now):
         return None
-    kept = 0 if place.root is not None else ticket.chain.common_blocks(slot.held.chain)
-    if place.root is None and continues(ticket, slot.held, kept):
+    direct = place.root is None and ticket.reuse
+    kept = ticket.chain.common_blocks(slot.held.chain) if direct else 0
+    if direct and continues(ticket, slot.held, kept):
         return None
     known = server.roots.find(slot.held.chain)
     if known is not None and (known.running or now < known.retry_at):

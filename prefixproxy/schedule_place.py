@@ -21,12 +21,14 @@ from prefixproxy.schedule_plan import (
     Spread,
     WarmFirst,
     prefill_s,
+    prepared,
     serving_servers,
     tokens_of,
 )
 from prefixproxy.schedule_price import Prices
 from prefixproxy.schedule_queue import Waiting
 from prefixproxy.schedule_slots import Slot, Work
+from prefixproxy.schedule_turns import is_over
 from prefixproxy.schedule_types import HoldReason, Reason, Ticket
 from prefixproxy.types import SlotState
 
@@ -36,6 +38,8 @@ SHORT_SHARE = 0.25
 """A root this much shorter than what is left of another one is warmed beside it."""
 DRAIN_WAIT_S = 2.0
 """How long a prompt waits for a slot whose client left while it evaluated the same: many send the same bytes again."""
+_GOES_NOWHERE = (HoldReason.CLIENT_SLOT, HoldReason.TENANT_SLOTS)
+"""Who is held for one of these takes no other slot that comes free."""
 
 
 class Placement(Prices):
@@ -45,7 +49,7 @@ class Placement(Prices):
 
     def decide(self, waiting: Waiting) -> Decision:
         """The first of these that applies:
-        1. no upstream serves it, or as many run as may: hold;
+        1. no upstream serves it, as many run as may, or its tenant has all the slots it may have: hold;
         2. it needs several slots, or a slot its client named: those, or hold;
         3. no slot it may use is idle: hold;
         4. somebody is already evaluating what it needs: hold;
@@ -59,6 +63,8 @@ class Placement(Prices):
             return Hold(HoldReason.NO_UPSTREAM)
         if self.policy.max_concurrency and self.running >= self.policy.max_concurrency:
             return Hold(HoldReason.CONCURRENCY)
+        if is_over(ticket, self.servers, self.policy):
+            return Hold(HoldReason.TENANT_SLOTS)
         if ticket.n_seqs > 1:
             return self._spread(ticket, serving)
         home = self._client_slot(ticket, serving)
@@ -115,7 +121,7 @@ class Placement(Prices):
     def _without_slot(self, ticket: Ticket, serving: Sequence[Server]) -> Hold | Spread:
         """3. Why nothing is free for it. Where others take the slots it queues up behind them, in the server."""
         for server in serving:
-            hold = self._prepared(ticket, server)
+            hold = prepared(ticket, server)
             if hold is not None:
                 return hold
         for server in serving:
@@ -130,20 +136,14 @@ class Placement(Prices):
                 return Spread(server, 1)
         return Hold(HoldReason.NO_SLOT)
 
-    def _prepared(self, ticket: Ticket, server: Server) -> Hold | None:
-        """A slot is being prepared for it."""
-        for slot in server.slots.in_state(SlotState.RESERVED):
-            if slot.promised == ticket.id:
-                restoring = slot.work is Work.RESTORE
-                return Hold(HoldReason.RESTORING if restoring else HoldReason.WARMING, slot.until)
-        return None
-
     # 4. and 5. what others evaluate already
 
     def _held(self, waiting: Waiting, servers: Sequence[Server], best: Place) -> Hold | None:
         for server in servers:
-            hold = self._prepared(waiting.ticket, server) or self._under_way(waiting.ticket, server, best.cached)
-            hold = hold or self._left_behind(waiting.ticket, server, best.cached)
+            hold = prepared(waiting.ticket, server)
+            if hold is None and waiting.ticket.reuse:
+                hold = self._under_way(waiting.ticket, server, best.cached)
+                hold = hold or self._left_behind(waiting.ticket, server, best.cached)
             if hold is not None:
                 return hold
         return self._patience(waiting, servers, best)
@@ -209,7 +209,7 @@ class Placement(Prices):
 
     def _root_first(self, waiting: Waiting, best: Place) -> Decision | None:
         ticket, server = waiting.ticket, best.server
-        if waiting.plain or ticket.side or not self._can_fork(server):
+        if waiting.plain or ticket.alone or not self._can_fork(server):
             return None
         with_others = self.counts.deepest(ticket.chain, holders=2)
         peers = self._peers(waiting, server, with_others)
@@ -266,7 +266,7 @@ class Placement(Prices):
         saved = self._best_saved(waiting.ticket, server)
         if not self._cold(waiting.ticket, server, saved[1] if saved else 0, with_others):
             return []
-        return [w.ticket for w in self.line if w is not waiting and w.plain is None and not w.ticket.side]
+        return [w.ticket for w in self.line if w is not waiting and w.plain is None and not w.ticket.alone]
 
     def _alone(self, ticket: Ticket, server: Server) -> list[int]:
         """Blocks it may share with later tickets: its head, what a running one shares, the roots known of it."""
@@ -323,7 +323,7 @@ class Placement(Prices):
             return False  # whoever waits, none shares enough with it, even where the estimates differ by half
         for later in self.line[self.line.index(waiting) + 1 :]:
             ticket = later.ticket
-            if ticket.priority is not waiting.ticket.priority or later.hold is HoldReason.CLIENT_SLOT:
+            if ticket.priority is not waiting.ticket.priority or later.hold in _GOES_NOWHERE:
                 continue
             if place.server not in serving_servers(self.servers, ticket):
                 continue

@@ -77,6 +77,12 @@ class WarmFirst:
     whole: bool = False
     """Not a root of several, but all of the leader's prompt."""
 
+    @property
+    def uncached(self) -> int:
+        """Tokens that the warm-up is expected to evaluate."""
+        there = self.chain.common_blocks(self.slot.held.chain)
+        return tokens_of(self.leader, len(self.chain.hashes)) - tokens_of(self.leader, there)
+
 
 @dataclass(frozen=True, slots=True)
 class SaveFirst:
@@ -108,7 +114,7 @@ def tokens_of(ticket: Ticket, blocks: int) -> int:
 
 def shared(ticket: Ticket, held: Held) -> tuple[int, int]:
     """Tokens of a ticket that `held` has too, and the blocks; the server evaluates a prompt's last token always."""
-    blocks = ticket.chain.common_blocks(held.chain)
+    blocks = ticket.chain.common_blocks(held.chain) if ticket.reuse else 0
     return max(0, min(held.tokens_at(blocks), ticket.n_tokens - 1)), blocks
 
 
@@ -131,6 +137,15 @@ def continues(ticket: Ticket, held: Held, blocks: int) -> bool:
     Another question on the same root can differ in the last, partial block alone."""
     answer = held.tokens - held.prompt_tokens
     return blocks == len(held.chain.hashes) and ticket.chain.n_bytes >= held.chain.n_bytes + MIN_TOKEN_BYTES * answer
+
+
+def prepared(ticket: Ticket, server: Server) -> Hold | None:
+    """A slot is being prepared for it."""
+    for slot in server.slots.in_state(SlotState.RESERVED):
+        if slot.promised == ticket.id:
+            restoring = slot.work is Work.RESTORE
+            return Hold(HoldReason.RESTORING if restoring else HoldReason.WARMING, slot.until)
+    return None
 
 
 def serving_servers(servers: Sequence[Server], ticket: Ticket) -> list[Server]:
@@ -170,3 +185,4 @@ def release_promise(servers: Iterable[Server], ticket: TicketId) -> None:
         for slot in server.slots.slots:
             if slot.promised == ticket:
                 slot.promised = None
+                server.slots.version += 1

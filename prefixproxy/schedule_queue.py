@@ -1,27 +1,33 @@
-"""Who waits, and in which order: interactive before batch, tenants in turn, first come first served within a tenant."""
+"""Who waits, and in which order."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from prefixproxy.prefix import PrefixChain
 from prefixproxy.schedule_slots import PrefixCounts
-from prefixproxy.schedule_types import HoldReason, Reason, Ticket
+from prefixproxy.schedule_turns import Accounts, Charge, is_batch, share_of
+from prefixproxy.schedule_types import HoldReason, Policy, Reason, Ticket
 from prefixproxy.types import Priority, TicketId
 
 
 @dataclass(slots=True)
 class Waiting:
-    """One ticket in the queue. `hold` and `until`: what the last look at it found. `overtaken`: how often a later one
-    went first. `gathered`: lanes that share its root were waited for. `plain`: no root is warmed for it any more, and
-    why. `patience`: until when it may wait for a busy slot that holds its prefix. `decided`: the state of all
-    upstreams that `hold` was found in."""
+    """One ticket in the queue. `cost`: tokens it is expected to evaluate. `hold` and `until`: what the last look at it
+    found. `overtaken`: how often a later one that had more use for a slot went first; `passed`: how many later ones of
+    its tenant were granted before it. `gathered`: lanes that share its root were waited for. `plain`: no root is warmed
+    for it any more, and why. `patience`: until when it may wait for a busy slot that holds its prefix. `decided`: the
+    state of all upstreams that `hold` was found in."""
 
     ticket: Ticket
     seq: int
+    cost: int
     hold: HoldReason = HoldReason.NO_SLOT
     until: float | None = None
     overtaken: int = 0
+    passed: int = 0
     gathered: bool = False
     plain: Reason | None = None
     patience: float | None = None
@@ -34,14 +40,14 @@ class Waiting:
 
 
 class Queue:
-    """Waiting tickets by id. Tenants share by start-time fair queueing: each has a virtual time that grows by the
-    tokens it made the servers evaluate, and who is furthest behind goes first. One tenant alone is plain FIFO."""
+    """Waiting tickets by id, in turn (see `schedule_turns`)."""
 
     def __init__(self) -> None:
         self.counts = PrefixCounts()
         """How many waiting prompts share each block."""
         self._waiting: dict[TicketId, Waiting] = {}
-        self._spent: dict[str, float] = {}
+        self._accounts = Accounts()
+        self._line: tuple[Policy, list[Waiting]] | None = None
         self._seq = 0
 
     def __len__(self) -> int:
@@ -53,35 +59,59 @@ class Queue:
     def get(self, ticket: TicketId) -> Waiting | None:
         return self._waiting.get(ticket)
 
-    def add(self, ticket: Ticket) -> None:
-        """Append; a tenant that comes back from idleness has saved up nothing."""
-        if all(waiting.ticket.tenant != ticket.tenant for waiting in self):
-            floor = min((self._spent.get(w.ticket.tenant, 0.0) for w in self), default=0.0)
-            self._spent[ticket.tenant] = max(self._spent.get(ticket.tenant, 0.0), floor)
+    def add(self, ticket: Ticket, cost: int | None = None) -> None:
+        """Append. `cost`: tokens it is expected to evaluate (None: all of it)."""
+        self._accounts.join(ticket, (waiting.ticket for waiting in self))
         self._seq += 1
-        self._waiting[ticket.id] = Waiting(ticket, self._seq)
-        self.counts.add(ticket.chain)
+        self._waiting[ticket.id] = Waiting(ticket, self._seq, ticket.n_tokens if cost is None else cost)
+        self.counts.add(_shared(ticket))
+        self._line = None
 
-    def replace(self, ticket: Ticket) -> None:
+    def replace(self, ticket: Ticket, cost: int | None = None) -> None:
         """The same request with another prompt: it keeps its place."""
         waiting = self._waiting.get(ticket.id)
         if waiting is not None:
-            self.counts.remove(waiting.ticket.chain)
-            self.counts.add(ticket.chain)
+            self.counts.remove(_shared(waiting.ticket))
+            self.counts.add(_shared(ticket))
             waiting.ticket, waiting.decided = ticket, None
+            waiting.cost = ticket.n_tokens if cost is None else cost
+            self._line = None
 
     def pop(self, ticket: TicketId) -> Waiting | None:
         waiting = self._waiting.pop(ticket, None)
         if waiting is not None:
-            self.counts.remove(waiting.ticket.chain)
+            self.counts.remove(_shared(waiting.ticket))
+            self._line = None
         return waiting
 
-    def charge(self, tenant: str, evaluated_tokens: int) -> None:
-        """Add to a tenant's virtual time; nobody is remembered while nobody waits."""
+    def granted(self, ticket: Ticket, tokens: int, policy: Policy) -> Charge:
+        """It leaves the queue for a slot, and will evaluate about so many tokens."""
+        gone = self.pop(ticket.id)
+        for waiting in self:
+            if gone is not None and waiting.seq < gone.seq and waiting.ticket.tenant == ticket.tenant:
+                waiting.passed += waiting.ticket.priority is ticket.priority
+        self.charge(ticket, tokens, policy)
+        return Charge(tokens, self._accounts.era)
+
+    def charge(self, ticket: Ticket, tokens: int, policy: Policy) -> None:
+        """To the ticket's tenant and family; nobody is remembered while nobody waits."""
         if self._waiting:
-            self._spent[tenant] = self._spent.get(tenant, 0.0) + evaluated_tokens
+            self._accounts.charge(ticket, tokens, policy)
         else:
-            self._spent.clear()
+            self._accounts.close()
+        self._line = None
+
+    def settle(self, ticket: Ticket, charged: Charge | None, evaluated: int | None, policy: Policy) -> None:
+        """A granted ticket ended: what it was charged becomes what it evaluated, where that is known."""
+        if charged is not None and evaluated is not None and charged.era == self._accounts.era:
+            self.charge(ticket, evaluated - charged.tokens, policy)
+
+    def give_up(self, chain: PrefixChain, why: Reason) -> None:
+        """Whoever was held for a root that cannot be had evaluates its whole prompt."""
+        half = len(chain.hashes) // 2
+        for waiting in self:
+            if waiting.hold is HoldReason.WARMING and waiting.ticket.chain.common_blocks(chain) > half:
+                waiting.plain = why
 
     def depth(self) -> dict[Priority, int]:
         out = dict.fromkeys(Priority, 0)
@@ -89,18 +119,21 @@ class Queue:
             out[waiting.ticket.priority] += 1
         return out
 
-    def ordered(self, fifo: bool) -> list[Waiting]:
-        """Everybody, first to be served first. `fifo`: by arrival alone, within a priority."""
-        waiting = list(self)
-        if fifo or len({w.ticket.tenant for w in waiting}) < 2:
-            return sorted(waiting, key=lambda w: (w.ticket.priority is Priority.BATCH, w.seq))
-        reached = dict(self._spent)
-        start: dict[TicketId, float] = {}
-        for w in waiting:
-            start[w.ticket.id] = reached.get(w.ticket.tenant, 0.0)
-            reached[w.ticket.tenant] = start[w.ticket.id] + w.ticket.n_tokens
-        return sorted(waiting, key=lambda w: (w.ticket.priority is Priority.BATCH, start[w.ticket.id], w.seq))
+    def ordered(self, policy: Policy) -> list[Waiting]:
+        """Everybody, first to be served first. Sorted anew only when somebody came, went or was charged."""
+        if self._line is None or self._line[0] is not policy:
+            self._line = policy, self._accounts.order(self, policy)
+        return self._line[1]
 
-    def newest(self) -> Waiting:
-        """Whom to turn away first: the last batch ticket, else the last of all."""
-        return max(self, key=lambda w: (w.ticket.priority is Priority.BATCH, w.seq))
+    def surplus(self, policy: Policy) -> Waiting:
+        """Whom to turn away first: batch before all, then the newest of the tenant that has most waiting for its
+        weight."""
+        batch = [waiting for waiting in self if is_batch(waiting)] or list(self)
+        waits = Counter(waiting.ticket.tenant for waiting in batch)
+        share = {tenant: n / share_of(policy, tenant).weight for tenant, n in waits.items()}
+        return max(batch, key=lambda waiting: (share[waiting.ticket.tenant], waiting.seq))
+
+
+def _shared(ticket: Ticket) -> PrefixChain:
+    """What of a ticket others may have in common with it: nothing of one that reuses nothing."""
+    return ticket.chain if ticket.reuse else ticket.chain.head(0)

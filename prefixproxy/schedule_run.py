@@ -10,6 +10,7 @@ from prefixproxy.schedule_plan import Server, shared
 from prefixproxy.schedule_rates import MIN_RATE_TOKENS, mixed
 from prefixproxy.schedule_roots import DELIVERED_SHARE, Root
 from prefixproxy.schedule_slots import NOTHING, UNSTARTED_SETTLE_S, Held, Settling, Slot
+from prefixproxy.schedule_turns import Charge
 from prefixproxy.schedule_types import Effect, Finish, Ticket
 from prefixproxy.types import SlotState
 
@@ -34,6 +35,7 @@ class Running:
     root: Root | None = None
     warmed: bool = False
     pinned: bool = False
+    charged: Charge | None = None
     started_at: float | None = None
     first_token_at: float | None = None
 
@@ -62,7 +64,7 @@ class Running:
         self.server.slots.settling = None
         for slot in slots:
             self.server.slots.lease(slot, self.ticket.id, self.ticket.family, self.held, self.ticket.n_tokens, now)
-            slot.started, slot.first_token_at = True, self.first_token_at
+            slot.started, slot.first_token_at, slot.tenant = True, self.first_token_at, self.ticket.tenant
         self.slots = list(slots)
 
     def seen_in(self, slot: Slot, asked: float, now: float) -> None:
@@ -103,12 +105,13 @@ def lease(server: Server, ticket: Ticket, slots: Sequence[Slot], pinned: bool, n
     for slot in slots:
         server.slots.lease(slot, ticket.id, ticket.family, running.held, ticket.n_tokens - expected, now)
         slot.quiet = not (ticket.streams or server.slots.facts.capabilities.native)
+        slot.tenant = ticket.tenant
     return running
 
 
 def settle(server: Server, ticket: Ticket, need: int, now: float, likely: Slot | None = None) -> Running:
     """Let the server choose `need` of its idle slots; one answer goes where most of its prompt is (`likely`)."""
-    server.slots.settling = Settling(ticket.id, need, now)
+    server.slots.settling = Settling(ticket.id, need, now, tenant=ticket.tenant)
     server.slots.poll_soon = True
     server.slots.version += 1
     expected, blocks = shared(ticket, likely.held) if likely is not None else (0, 0)

@@ -95,12 +95,12 @@ class PrefixCounts:
 
 @dataclass(slots=True)
 class Slot:
-    """One row. `since`: when `state` last changed. `before`: what it held before the request that runs.
-    `doubt`: what it holds if it is the slot an unpinned request took unseen. `uncached`: tokens its request was
-    expected to evaluate. `quiet`: its first token will not show. `promised`: the ticket it was restored or warmed for.
-    `source`: the root that was restored into it, `warmed`: one was warmed in it, and nothing ran since. `until`: when
-    the warm-up, save or restore in it counts as failed. `ended`: its request ended by itself, so whatever keeps it busy
-    is not ours."""
+    """One row. `since`: when `state` last changed. `before`: what it held before the request that runs. `tenant`: whose
+    request runs or drains in it, or it is prepared for. `doubt`: what it holds if it is the slot an unpinned request
+    took unseen. `uncached`: tokens its request was expected to evaluate. `quiet`: its first token will not show.
+    `promised`: the ticket it was restored or warmed for. `source`: the root that was restored into it, `warmed`: one
+    was warmed in it, and nothing ran since. `until`: when the warm-up, save or restore in it counts as failed. `ended`:
+    its request ended by itself, so whatever keeps it busy is not ours."""
 
     id: SlotId
     state: SlotState
@@ -113,6 +113,7 @@ class Slot:
     turn: int = 0
     ticket: TicketId | None = None
     family: str = ""
+    tenant: str = ""
     started: bool = False
     first_token_at: float | None = None
     quiet: bool = False
@@ -138,6 +139,7 @@ class Settling:
     need: int
     since: float
     seen_busy: set[SlotId] = field(default_factory=set)
+    tenant: str = ""
 
 
 @dataclass(slots=True)

@@ -36,6 +36,7 @@ class HoldReason(StrEnum):
 
     NO_SLOT = "no_slot"  # no slot it may use is idle
     CONCURRENCY = "concurrency"  # as many requests run as the policy allows
+    TENANT_SLOTS = "tenant_slots"  # its tenant has as many slots as it may have
     NO_UPSTREAM = "no_upstream"  # no upstream that serves its model is up
     CLIENT_SLOT = "client_slot"  # the slot its client named is busy
     GATHERING = "gathering"  # its cold root is seen for the first time; more lanes may follow within milliseconds
@@ -64,7 +65,7 @@ class Ticket:
     this API's `id_slot` is read by the server. `warmable`: the edge can render its head as text. `n_seqs`: answers
     asked for at once. `tenant` and `family` are only compared. `needs_ctx`: tokens its slot must have room for, 0
     if that is no question. `streams`: its client gets tokens as they come; the others' first token shows only on
-    llama-server, which always streams to us.
+    llama-server, which always streams to us. `reuse`: False for one that is evaluated whole (`cache_prompt: false`).
     """
 
     id: TicketId
@@ -84,12 +85,26 @@ class Ticket:
     n_seqs: int = 1
     needs_ctx: int = 0
     streams: bool = True
+    reuse: bool = True
+
+    @property
+    def alone(self) -> bool:
+        """Whether no root is shared with it."""
+        return self.side or not self.reuse
 
 
 MAX_WARM_S, MAX_COPY_S = 900.0, 30.0
 _MARGIN_S = 5.0
 WARM_WORK_S, COPY_WORK_S = MAX_WARM_S - _MARGIN_S, MAX_COPY_S - _MARGIN_S
 """What the work itself may take: it is given up, and its slot asked for, before the scheduler stops waiting for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one tenant may have: its part of the prefill when tenants compete, and the most slots at once (0: all)."""
+
+    weight: float = 1.0
+    max_slots: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +137,12 @@ class Policy:
     """How often to look at an upstream's slots while something there is unresolved."""
     reconnect_s: float = 30.0
     """How long tickets wait for a lost upstream before they are told so."""
+    shares: Mapping[str, Share] = field(default_factory=dict)
+    """By tenant; who is not in it has an ordinary one."""
+    family_quantum: int = 16_384
+    """Tokens a family may make the servers evaluate before the others of its tenant have their turn."""
+    max_passed: int = 64
+    """How often other families of its tenant may go before a ticket that came earlier."""
     max_overtaken: int = 8
     """How often later tickets may go first because a slot holds their prefix."""
     max_snapshots: int = 64

@@ -12,11 +12,16 @@ from prefixproxy.schedule_plan import SaveFirst, Server, WarmFirst, tokens_of
 from prefixproxy.schedule_rates import mixed
 from prefixproxy.schedule_roots import RETRY_S, Root, RootState
 from prefixproxy.schedule_slots import Held, Slot, Work
-from prefixproxy.schedule_types import Drop, Effect, Policy, Restore, Save, Warm, WarmResult
-from prefixproxy.types import RootId, SlotId, SlotState, TicketId
+from prefixproxy.schedule_types import Drop, Effect, Policy, Restore, Save, Ticket, Warm, WarmResult
+from prefixproxy.types import RootId, SlotId, SlotState
 
 MAX_RENDERED = 8
 """Tickets named in a Warm; the edge renders the first few."""
+
+
+def promise(slot: Slot, ticket: Ticket | None) -> None:
+    """The slot is prepared for this ticket, and counts as its tenant's."""
+    slot.promised, slot.tenant = (None, "") if ticket is None else (ticket.id, ticket.tenant)
 
 
 def start_warm(server: Server, plan: WarmFirst, policy: Policy, now: float) -> list[Effect]:
@@ -26,7 +31,7 @@ def start_warm(server: Server, plan: WarmFirst, policy: Policy, now: float) -> l
     root.state, root.until, root.leader = RootState.WARMING, now + policy.max_warm_s, leader.chain
     server.roots.end_gathering(root.chain)
     server.slots.reserve(slot, Work.WARM, root.id, root.until, now)
-    slot.promised = leader.id
+    promise(slot, leader)
     root.parked = plan.whole
     return [Warm(root.id, slot.id, (leader.id, *(other.id for other in plan.others))[:MAX_RENDERED], plan.whole)]
 
@@ -52,7 +57,7 @@ def start_save(server: Server, plan: SaveFirst, policy: Policy, now: float) -> l
     root.leader, root.parked = leader.chain, plan.parked
     if plan.parked:
         root.tokens = slot.held.tokens
-    slot.promised = leader.id
+    promise(slot, leader)
     return _save(server, root, slot, policy, now)
 
 
@@ -93,14 +98,14 @@ def saved(server: Server, root: Root, slot: Slot, n_bytes: int, seconds: float, 
 
 
 def start_restore(
-    server: Server, root: Root, slot: Slot, ticket: TicketId | None, policy: Policy, now: float
+    server: Server, root: Root, slot: Slot, ticket: Ticket | None, policy: Policy, now: float
 ) -> list[Effect]:
     """Reserve the slot for the ticket and read the root's snapshot into it."""
     root.restoring += 1
     root.forks += ticket is not None
     root.last_used = now
     server.slots.reserve(slot, Work.RESTORE, root.id, now + policy.max_copy_s, now)
-    slot.promised = ticket
+    promise(slot, ticket)
     return [Restore(root.id, slot.id, root.file)]
 
 

@@ -193,9 +193,9 @@ class Reuse(Section):
     """Whether cached prefixes are used at all."""
 
     mode: Literal["on", "canary", "off"] = Field(
-        "on", description="`canary` runs a fraction of the requests without reuse, to compare; `off` runs all so."
+        "on", description="`canary` reuses in some conversations only, to compare them; `off` in none."
     )
-    canary_fraction: Fraction = Field(0.1, description="Share of requests without reuse in `canary` mode, 0 to 1.")
+    canary_fraction: Fraction = Field(0.1, description="Share of conversations with reuse in `canary` mode.")
 
 
 class State(Section):
@@ -226,7 +226,7 @@ class Tenant(Section):
     name: str = Field(description="Short unique name, shown in the journal.")
     api_key: Key = Field(min_length=1, repr=False, description="The key that marks a request as this tenant's.")
     weight: float = Field(1.0, gt=0, description="Share of the prefill work when tenants compete.")
-    max_slots: Count = Field(0, description="Most slots it may hold at once; 0: no limit.")
+    max_slots: Count = Field(0, description="Most slots its requests run in at a time; more of them wait. 0: no limit.")
     max_context: Count = Field(
         0, description="Most tokens that prompt and asked answer of one request may have; 0: no limit."
     )

@@ -144,6 +144,7 @@ class Telemetry:
             first_difference=difference,
             context_exceeded=bool(exchange.measured.exceeded),
             truncated=exchange.truncated,
+            arm=exchange.arm or "",
         )
 
     def _explained(self, exchange: Exchange, now: float) -> tuple[MissReason, FirstDifference | None]:

@@ -217,3 +217,4 @@ class RequestRecord:
     first_difference: FirstDifference | None = None
     context_exceeded: bool = False
     truncated: bool = False
+    arm: str = ""

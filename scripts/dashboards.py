@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from dashboard_canary import CANARY
 from dashboard_panels import ADMISSION, CONTEXT, FAMILIES, OVERVIEW, SLOTS
 from dashboard_queries import SHARE, Chart, Shape
 from grafana_foundation_sdk.builders import bargauge, common, dashboard, heatmap, prometheus, stat, table, timeseries
@@ -25,7 +26,11 @@ from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 FOLDER = Path(__file__).resolve().parent.parent / "deploy" / "grafana" / "dashboards"
 DOCS = "https://github.com/prefixproxy/prefixproxy/blob/main/docs/operate/reading-the-dashboards.md"
 DASHBOARDS = {
-    "overview": ("prefixproxy: overview", "Is the cache hitting, what does it save, why does it miss?", OVERVIEW),
+    "overview": (
+        "prefixproxy: overview",
+        "Is the cache hitting, what does it save, why does it miss?",
+        [*OVERVIEW, *CANARY],
+    ),
     "families": ("prefixproxy: families", "Which prompts hit, which cost, and what the stabiliser moves.", FAMILIES),
     "slots": ("prefixproxy: slots and forks", "What is in the slots, and whether copying roots works.", SLOTS),
     "admission": (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 from running_engine import RunningEngine
 from running_proxy import eventually, proxied_stub, proxy_in_thread, running_proxy, until_ready
 from stub_upstream import Exchange, StubUpstream
+
+from prefixproxy.schedule_types import HoldReason
 
 CHAT = "/v1/chat/completions"
 
@@ -205,3 +208,38 @@ async def test_with_warn_it_serves_with_one_warning(caplog: pytest.LogCaptureFix
             upstream = (await client.get(f"{proxy.url}/prefixproxy/status")).json()["upstreams"][0]
     assert "context.min_n_ctx_slot asks for 8192" in upstream["warning"]
     assert caplog.text.count("context.min_n_ctx_slot asks") == 1
+
+
+# slots of a tenant
+
+
+@pytest.mark.anyio
+async def test_a_tenant_runs_in_no_more_slots_than_it_may_and_the_others_get_the_rest() -> None:
+    tenants = [{"name": "two", "api_key": "2", "max_slots": 2}, {"name": "free", "api_key": "f"}]
+    go = asyncio.Event()
+
+    async def held(exchange: Exchange) -> None:
+        await go.wait()
+        await exchange.json(200, {"choices": []})
+
+    async with proxied_stub(StubUpstream(n_slots=4), tenants=tenants) as (stub, proxy):
+        stub.next_answers.extend([held] * 4)
+        async with httpx.AsyncClient(timeout=60) as client, asyncio.TaskGroup() as group:
+
+            def ask(key: str, text: str, **more: Any) -> asyncio.Task[httpx.Response]:
+                body, headers = chat(text, **more), {"x-api-key": key}
+                return group.create_task(client.post(proxy.url + CHAT, json=body, headers=headers))
+
+            refused = await ask("2", "many", n=3)
+            assert (refused.status_code, code_of(refused)) == (400, "tenant_limit")
+            first = [ask("2", f"lane {i}") for i in range(3)]
+            await stub.arrived(2)
+            await eventually(lambda: len(proxy.proxy.parts.dispatcher.snapshot().waiting) == 1)
+            others = [ask("f", f"other {i}") for i in range(2)]
+            await stub.arrived(4)
+            waiting = proxy.proxy.parts.dispatcher.snapshot().waiting
+            assert [one.hold for one in waiting] == [HoldReason.TENANT_SLOTS]
+            go.set()
+            assert {(await each).status_code for each in first + others} == {200}
+            metrics = (await client.get(f"{proxy.url}/metrics")).text
+    assert 'admission_rejected_total{reason="tenant_limit"} 1.0' in metrics

@@ -51,6 +51,10 @@ upstream_n_ctx_slot            gauge      upstream
 reuse_enabled                  gauge      upstream
 upstream_info                  info       upstream kind build model
 context_rejected_total         counter    model
+canary_requests_total          counter    arm outcome
+canary_ttft_seconds            histogram  arm
+canary_cached_ratio            histogram  arm
+canary_answer_tokens           histogram  arm
 """
 TYPE_SUFFIX = {"counter": "_total", "info": "_info"}
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
@@ -93,6 +97,7 @@ def record() -> RequestRecord:
         total_ms=1.0,
         predicted_n=1,
         prompt_ms=50.0,
+        arm="on",
         relocations=(Relocation("clock", "system[0]", 9),),
     )
 

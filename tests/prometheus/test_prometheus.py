@@ -36,10 +36,18 @@ EMPTY = {
     "PrefixproxyRefusing": "nothing is refused",
     "PrefixproxyForksFailing": "every fork goes through",
     "PrefixproxyReuseOff": "reuse is on",
+    "overview: Canary: requests that failed A": "there is no canary",
+    "overview: Canary: time to first token A": "there is no canary",
+    "overview: Canary: share from the cache A": "there is no canary",
+    "overview: Canary: length of answers A": "there is no canary",
     "context: Refused for their length A": "every prompt fits; a model's series begins with its first refusal",
 }
 """Expressions that return nothing on a healthy proxy, and why."""
-NOT_BORN = {"prefixproxy_context_rejected_total"}
+NOT_BORN = {"prefixproxy_context_rejected_total", "prefixproxy_canary_requests_total"} | {
+    f"prefixproxy_canary_{name}_{part}"
+    for name in ("ttft_seconds", "cached_ratio", "answer_tokens")
+    for part in ("bucket", "sum", "count")
+}
 """The metrics in them that have no series yet."""
 
 

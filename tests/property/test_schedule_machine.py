@@ -27,7 +27,7 @@ from prefixproxy.schedule import Scheduler
 from prefixproxy.schedule_queue import Queue
 from prefixproxy.schedule_roots import RootTable
 from prefixproxy.schedule_slots import Slot, Upstream
-from prefixproxy.schedule_types import Effect, Finish, HoldReason, Policy, SlotView, Ticket, WaitingView
+from prefixproxy.schedule_types import Effect, Finish, HoldReason, Policy, Share, SlotView, Ticket, WaitingView
 from prefixproxy.types import Priority, SlotId, SlotState, TicketId
 
 ROOTS = [bytes([65 + i]) * n for i, n in enumerate((4000, 2500, 90))]
@@ -84,7 +84,9 @@ class Machine(RuleBasedStateMachine):
     def ticket(self, draw: Draw) -> Ticket:
         root = ROOTS[draw(st.sampled_from([0, 0, 0, 1, 1, 2]))]
         chain = chain_of([root, BRIEFINGS[draw(st.integers(0, 1))], b"lane %d" % draw(st.integers(0, 5)) * 12])
-        odd = draw(st.sampled_from(["", "", "", "", "", "unpinnable", "several", "client slot", "side", "cold"]))
+        odd = draw(
+            st.sampled_from(["", "", "", "", "", "unpinnable", "several", "client slot", "side", "cold", "no reuse"])
+        )
         return Ticket(
             TicketId(f"t{next(self.numbers)}"),
             chain,
@@ -99,7 +101,8 @@ class Machine(RuleBasedStateMachine):
             side=odd == "side",
             wanted_slot=draw(st.integers(-1, 7)) if odd == "client slot" else None,
             pinnable=odd != "unpinnable",
-            warmable=odd != "cold",
+            warmable=odd not in ("cold", "no reuse"),
+            reuse=odd != "no reuse",
             n_seqs=draw(st.integers(2, 4)) if odd == "several" else 1,
         )
 
@@ -256,6 +259,7 @@ class Machine(RuleBasedStateMachine):
             queue_limit=draw(st.sampled_from([256, 256, 4])),
             policy=draw(st.sampled_from(["cost", "cost", "fifo"])),
             max_snapshots=draw(st.integers(1, 2)),
+            shares=draw(st.sampled_from([{}, {}, {"a": Share(2.0, 4)}, {"a": Share(1.0, 4), "b": Share(0.5, 5)}])),
         )
         self.w.do(self.w.s.set_policy(self.w.policy, self.w.now))
 
@@ -317,6 +321,7 @@ class Machine(RuleBasedStateMachine):
             HoldReason.LEADER: states & {SlotState.LEASED, SlotState.DRAINING} and waiting.until,
             HoldReason.SLOT_WAIT: SlotState.LEASED in states and waiting.until,
             HoldReason.GATHERING: waiting.until,
+            HoldReason.TENANT_SLOTS: ticket.tenant in self.w.policy.shares and states - {SlotState.IDLE},
             HoldReason.CONCURRENCY: self.w.policy.max_concurrency,
             HoldReason.SETTLING: choosing,
             HoldReason.LOOKING: any(FACTS[name].shared for name in served),

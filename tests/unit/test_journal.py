@@ -36,7 +36,7 @@ CONTRACT = (
     "id, time, tenant, path, model, upstream, stream, kind, family, lane, slot, outcome, status, prompt_tokens, "
     "cache_n, prompt_n, cache_source, expected_cached, miss_reason, queue_ms, overhead_ms, ttft_ms, total_ms, "
     "predicted_n, prompt_ms, fork, relocations, first_difference, context_exceeded, "
-    "truncated"
+    "truncated, arm"
 ).split(", ")
 
 

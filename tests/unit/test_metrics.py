@@ -72,6 +72,10 @@ CONTRACT = {
     "fork_seconds": ("histogram", "upstream"),
     "relocations_total": ("counter", "rule"),
     "relocated_bytes_total": ("counter", "rule"),
+    "canary_requests_total": ("counter", "arm outcome"),
+    "canary_ttft_seconds": ("histogram", "arm"),
+    "canary_cached_ratio": ("histogram", "arm"),
+    "canary_answer_tokens": ("histogram", "arm"),
     "upstream_up": ("gauge", "upstream"),
     "upstream_slots": ("gauge", "upstream"),
     "upstream_n_ctx_slot": ("gauge", "upstream"),
@@ -97,7 +101,7 @@ def changed(**changes: object) -> RequestRecord:
 
 
 def everything() -> Metrics:
-    metrics = observed(RECORD)
+    metrics = observed(changed(arm="on"))
     metrics.warmup("local", "ok")
     metrics.fork("local", "ok", 0.1)
     metrics.rejected("queue_full")
@@ -315,3 +319,14 @@ def test_two_proxies_in_one_process_do_not_share_counters() -> None:
     one, two = observed(RECORD), Metrics()
     assert value(one, "prompt_tokens_total", model="m", source="cached") == 800
     assert value(two, "prompt_tokens_total", model="m", source="cached") is None
+
+
+def test_the_arms_of_a_canary_are_told_apart() -> None:
+    failed = changed(arm="off", outcome=Outcome.UPSTREAM_ERROR)
+    metrics = observed(changed(arm="on", cache_n=800, prompt_tokens=1000, predicted_n=32), failed, RECORD)
+    assert value(metrics, "canary_requests_total", arm="on", outcome="ok") == 1
+    assert value(metrics, "canary_requests_total", arm="off", outcome="upstream_error") == 1
+    assert value(metrics, "canary_cached_ratio_sum", arm="on") == 0.8
+    assert value(metrics, "canary_answer_tokens_sum", arm="on") == 32
+    assert value(metrics, "canary_ttft_seconds_count", arm="on") == 1
+    assert value(metrics, "canary_ttft_seconds_count", arm="off") is None
