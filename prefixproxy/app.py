@@ -146,6 +146,10 @@ class _Watch:
         self._metrics.warmup(upstream, outcome, model, slot, usage)
         self._trend.warmup(upstream, slot, outcome, usage, time.time())
 
+    def tried(self, upstream: str, model: str, slot: int, usage: Usage) -> None:
+        self._metrics.tried(upstream, model, slot, usage)
+        self._trend.tokens(usage.cached_tokens or 0, usage.evaluated_tokens or 0, time.time())
+
     def cut_short(self, upstream: str, model: str, slot: int, family: str, cached: int, evaluated: int) -> None:
         self._metrics.cut_short(upstream, model, slot, family, cached, evaluated)
         self._trend.tokens(cached, evaluated, time.time())

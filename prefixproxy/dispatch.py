@@ -347,6 +347,8 @@ class Dispatcher:
     # -- upstreams and time
 
     def _upstream_up(self, facts: UpstreamFacts) -> None:
+        for slot, usage in facts.tried.items():
+            self._watch.tried(facts.name, facts.model, slot, usage)
         self._some_up.set()
         self._tell_news()
         self._apply(self._scheduler.upstream_up(facts, self._clock()))

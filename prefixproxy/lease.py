@@ -26,11 +26,13 @@ class Waiting(Protocol):
 
 
 class Watch(Protocol):
-    """Who counts warm-ups, forks, and what broken-off requests had cost."""
+    """Who counts warm-ups, forks, what probes and what broken-off requests had cost."""
 
     def warmup(self, upstream: str, outcome: str, model: str, slot: int | None, usage: Usage | None) -> None: ...
 
     def fork(self, upstream: str, outcome: str, seconds: float) -> None: ...
+
+    def tried(self, upstream: str, model: str, slot: int, usage: Usage) -> None: ...
 
     def cut_short(self, upstream: str, model: str, slot: int, family: str, cached: int, evaluated: int) -> None: ...
 

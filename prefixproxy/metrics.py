@@ -247,6 +247,10 @@ class Metrics:
         self._at(self._forks, upstream, _work_outcome(outcome)).inc()
         self._at(self._fork_seconds, upstream).observe(seconds)
 
+    def tried(self, upstream: str, model: str, slot: int, usage: Usage) -> None:
+        """What a probe had the engine evaluate."""
+        self._count_tokens(self._model(model), upstream, slot, usage.cached_tokens or 0, usage.evaluated_tokens or 0)
+
     def cut_short(self, upstream: str, model: str, slot: int, family: str, cached: int, evaluated: int) -> None:
         """What a request had cost that was broken off within its prefill, once that is known: behind its `observe`."""
         self._count_tokens(self._model(model), upstream, slot, cached, evaluated)

@@ -179,9 +179,12 @@ class Upstream:
 
     def kept_share(self, can_fork: bool) -> float:
         """The share of a prefix that stays when a slot forgets the tail behind it. Until that is measured one request
-        at a time tries it out, where the others can have a copy restored instead."""
+        at a time tries it out, where the others can have a copy restored instead; unless the probe found that nothing
+        stays."""
         if self.rates.truncated_reuse is not None:
             return self.rates.truncated_reuse
+        if self.facts.capabilities.rolls_back is False:
+            return 0.0
         return UNPROVEN_SHARE if can_fork and self.trying is not None else 1.0
 
     @property

@@ -5,6 +5,7 @@ Units are in the names: `_s` seconds, `_ms` milliseconds, `_tokens`, `_bytes`. N
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, NewType
@@ -164,6 +165,8 @@ class Capabilities:
     """It is llama-server: it takes that server's control keys in a body, and 503 means that it is loading."""
     shared_cache: bool = False
     """What one request evaluated serves every other, whichever of them runs."""
+    rolls_back: bool | None = None
+    """Whether a slot can forget the tail of a short prompt and keep the rest; None: not tried, or it did not tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +184,8 @@ class UpstreamFacts:
     multimodal: bool = False
     shared: bool = False
     """Others may send it requests behind our back."""
+    tried: Mapping[int, Usage] = field(default_factory=dict)
+    """What this probe had it evaluate, by slot."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,11 @@ sent only when the scheduler knows that slot idle.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
@@ -14,17 +18,22 @@ import orjson
 
 from prefixproxy.backends import CopyResult, SlotReading, WarmCost
 from prefixproxy.backends.http import HttpUpstream
-from prefixproxy.errors import OtherKind, UpstreamFailed
-from prefixproxy.types import Api, Capabilities, SlotId, UpstreamFacts
+from prefixproxy.backends.llamacpp_memory import never_used, rolls_back
+from prefixproxy.errors import OtherKind, ProxyError, UpstreamFailed
+from prefixproxy.types import Api, Capabilities, SlotId, UpstreamFacts, Usage
 from prefixproxy.usage import usage_from
 
 _REFUSED_NAME = "no/such.bin"
 _NOT_SUPPORTED = 501
+_TRIAL_S = 10.0
+"""How long finding out about the memory may keep requests waiting: about 60 tokens, on however slow a machine."""
 _COUNTING = {
     Api.CHAT: "/v1/chat/completions/input_tokens",
     Api.RESPONSES: "/v1/responses/input_tokens",
     Api.MESSAGES: "/v1/messages/count_tokens",
 }
+
+log = logging.getLogger(__name__)
 
 
 class LlamaServer(HttpUpstream):
@@ -37,6 +46,7 @@ class LlamaServer(HttpUpstream):
         super().__init__(name, url, api_key)
         self._shared = shared
         self._build = build
+        self._rolls_back: dict[str, bool | None] = {}
 
     async def probe(self) -> UpstreamFacts:
         props = await self.call("GET", "/props")
@@ -45,6 +55,7 @@ class LlamaServer(HttpUpstream):
         observe = bool(props.get("endpoint_slots", True)) and await self._lists_slots()
         snapshot = observe and await self._saves_slots()
         modalities = props.get("modalities") or {}
+        tried: dict[int, Usage] = {}
         return UpstreamFacts(
             name=self.name,
             kind="llama-server",
@@ -62,10 +73,34 @@ class LlamaServer(HttpUpstream):
                 tokenize=True,
                 template=True,
                 native=True,
+                rolls_back=await self._asked_once(props, tried) if observe else None,
             ),
             multimodal=any(modalities.values()) if isinstance(modalities, dict) else False,
             shared=self._shared,
+            tried=tried,
         )
+
+    async def _asked_once(self, props: Mapping[str, Any], tried: dict[int, Usage]) -> bool | None:
+        """Whether memory can be cut back, tried out on a server that nobody has used and that is awake; later probes
+        of the same model get the same answer. What is tried is sent without a slot, so it waits for one that is free
+        and overwrites nothing, whoever else may come in that moment; what that costs is added to `tried`."""
+        model = f"{props.get('model_path')} {props.get('build_info')}"
+        if self._rolls_back.get(model) is None and not props.get("is_sleeping"):
+            self._rolls_back = {model: None}
+            try:
+                async with asyncio.timeout(_TRIAL_S):
+                    if never_used(await self.call("GET", "/slots")):
+                        self._rolls_back = {model: await rolls_back(partial(self._try, tried))}
+            except (ProxyError, TimeoutError, AttributeError, KeyError, TypeError) as failure:
+                log.info("upstream %s: whether memory can be cut back could not be tried: %r", self.name, failure)
+        return self._rolls_back.get(model)
+
+    async def _try(self, tried: dict[int, Usage], tokens: Sequence[int]) -> tuple[int, int | None]:
+        body = {"prompt": list(tokens), "n_predict": 0, "cache_prompt": True}
+        answer = await self.call("POST", "/completion", body, timeout_s=None)
+        slot, usage = int(answer["id_slot"]), usage_from(Api.COMPLETION, [answer])
+        tried[slot] = _sum(tried.get(slot), usage)
+        return slot, usage.cached_tokens
 
     async def health(self) -> None:
         await self.call("GET", "/health")
@@ -154,3 +189,12 @@ class LlamaServer(HttpUpstream):
         listed = await self.call("GET", "/v1/models")
         rows = listed.get("data") if isinstance(listed, dict) else None
         return tuple(str(row["id"]) for row in rows or () if isinstance(row, dict) and "id" in row)
+
+
+def _sum(before: Usage | None, more: Usage) -> Usage:
+    if before is None:
+        return more
+    cached = (before.cached_tokens or 0) + (more.cached_tokens or 0)
+    return replace(
+        more, cached_tokens=cached, evaluated_tokens=(before.evaluated_tokens or 0) + (more.evaluated_tokens or 0)
+    )

@@ -24,5 +24,4 @@ def test_forty_conversations_on_four_slots_cost_little_more_than_the_least() -> 
     report = json.loads(done.stdout)
     ratios = {arm["model"]: arm["ratio"] for arm in report["arms"]}
     assert 1.0 <= ratios["llama"] <= report["targets"]["llama"], done.stderr
-    # Until it is known that memory cannot be cut back, some prefill is lost: the more, the busier the machine.
-    assert 1.0 <= ratios["mamba"] <= 1.2 * report["targets"]["mamba"], done.stderr
+    assert 1.0 <= ratios["mamba"] <= report["targets"]["mamba"], done.stderr

@@ -3,11 +3,14 @@ when it comes back."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
-from schedule_sim import NO_SNAPSHOT, Request, Sim, SimServer, Tokens, facts, lower_bound, request, words
+from schedule_sim import FULL, NO_SNAPSHOT, Request, Sim, SimServer, Tokens, facts, lower_bound, request, words
 
 from prefixproxy.schedule_types import Policy, Reason, Restore, Save, Warm
 
+CANNOT_CUT = replace(FULL, rolls_back=False)
 N_TURNS, N_CONVERSATIONS, N_ROOTS = 3, 12, 3
 
 
@@ -55,6 +58,22 @@ def test_memory_that_cannot_be_cut_back_is_saved_without_the_answer() -> None:
     sim, asked = converse(server, quotes=False, turns=6)
     assert server.evaluated <= 1.5 * least(asked, quotes=False)
     assert any(isinstance(effect, Warm) and effect.whole for effect in sim.effects)
+
+
+def test_what_the_probe_found_of_the_memory_spares_finding_it_out_from_requests() -> None:
+    unknown, told = SimServer(facts(), rollback=False), SimServer(facts(capabilities=CANNOT_CUT), rollback=False)
+    for server in (unknown, told):
+        converse(server, quotes=False)
+    assert told.evaluated < unknown.evaluated
+
+
+def test_requests_overrule_what_the_probe_found() -> None:
+    """Where a slot was made to forget a tail and kept its prefix after all (checkpoints), that counts."""
+    sim = Sim([SimServer(facts(n_slots=1, capabilities=replace(NO_SNAPSHOT, rolls_back=False)))])
+    for question in range(2):
+        sim.submit(sim.now + 1.0, request(words("root", 600), words(f"question {question}", 60), head=600, at=sim.now))
+        sim.run()
+    assert sim.scheduler.snapshot(sim.now).upstreams[0].truncated_reuse > 0.5
 
 
 def test_a_conversation_that_comes_back_is_restored_for_it() -> None:

@@ -1,0 +1,103 @@
+"""Whether a model's memory can be cut back is tried out when a server that nobody has used is met, and only then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from running_engine import RunningEngine
+from running_proxy import running_proxy
+from stub_upstream import Exchange, StubUpstream
+
+from prefixproxy.backends.llamacpp import LlamaServer
+
+pytestmark = pytest.mark.anyio
+
+
+async def capabilities(url: str) -> dict[str, Any]:
+    async with httpx.AsyncClient(base_url=url) as client:
+        [upstream] = (await client.get("/prefixproxy/status")).json()["upstreams"]
+    able: dict[str, Any] = upstream["capabilities"]
+    return able
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(("kind", "expected"), [("llama", True), ("attentive", True), ("mamba", False), ("swa", None)])
+async def test_a_fresh_server_is_tried_and_a_used_one_is_left_alone(
+    kind: str,
+    expected: bool | None,
+    tiny_models: Callable[[str], Path],
+    engine_factory: Callable[..., RunningEngine],
+) -> None:
+    engine = engine_factory(model=tiny_models(kind), parallel=2, ctx=2 * 1024)
+    async with running_proxy(engine.url) as running, httpx.AsyncClient(base_url=engine.url) as straight:
+        assert (await capabilities(running.url))["rolls_back"] is expected
+        slots = (await straight.get("/slots")).json()
+        assert ["n_prompt_tokens" in slot for slot in slots] == [False, True], "one slot was used, and only one"
+
+        later = LlamaServer("later", engine.url)
+        try:
+            assert (await later.probe()).capabilities.rolls_back is None
+        finally:
+            await later.close()
+        assert (await straight.get("/slots")).json() == slots
+
+
+async def test_a_verdict_is_remembered_and_its_cost_told_once(engine_factory: Callable[..., RunningEngine]) -> None:
+    engine = engine_factory(parallel=2, ctx=2 * 1024)
+    server = LlamaServer("local", engine.url)
+    try:
+        first, second = await server.probe(), await server.probe()
+    finally:
+        await server.close()
+    assert (first.capabilities.rolls_back, second.capabilities.rolls_back) == (True, True)
+    [usage] = first.tried.values()
+    assert (usage.cached_tokens, usage.evaluated_tokens, second.tried) == (18, 32 + 6, {})
+
+
+@pytest.mark.parametrize(
+    ("props", "slot"),
+    [
+        ({"is_sleeping": True}, {"is_processing": False}),
+        ({"is_sleeping": False}, {"is_processing": True}),
+        ({"is_sleeping": False}, {"is_processing": False, "n_prompt_tokens": 0}),
+    ],
+)
+async def test_nothing_is_tried_on_a_server_that_sleeps_or_works_or_was_used(
+    props: dict[str, Any], slot: dict[str, Any]
+) -> None:
+    assert await tried(props, slot) == ([], None)
+
+
+async def test_a_server_that_refuses_the_trial_serves_all_the_same() -> None:
+    prompts, verdict = await tried({}, {"is_processing": False}, refuses=True)
+    assert (len(prompts), verdict) == (1, None)
+
+
+async def tried(props: dict[str, Any], slot: dict[str, Any], refuses: bool = False) -> tuple[list[str], bool | None]:
+    """The prompts that came to a stub which says so of itself and of each of its slots, and what was concluded."""
+    stub = StubUpstream(n_slots=2)
+
+    async def told(exchange: Exchange) -> None:
+        await exchange.json(200, {"total_slots": 2, "model_path": "stub.gguf", "build_info": "b1", **props})
+
+    async def listed(exchange: Exchange) -> None:
+        await exchange.json(200, [{"id": number, **slot} for number in range(2)])
+
+    async def refused(exchange: Exchange) -> None:
+        await exchange.json(501, {"error": {"code": 501, "message": "no", "type": "not_supported_error"}})
+
+    stub.routes |= {"/props": told, "/slots": listed}
+    if refuses:
+        stub.routes["/completion"] = refused
+    async with stub:
+        server = LlamaServer("local", stub.url)
+        try:
+            able = (await server.probe()).capabilities
+        finally:
+            await server.close()
+    assert able.warm, "it serves all the same"
+    return [seen.path for seen in stub.requests if seen.path == "/completion"], able.rolls_back
