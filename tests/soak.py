@@ -23,9 +23,6 @@ N_ROOTS = 5
 NOISE = 0.03
 """How far batching and reuse move a log-probability; 0.005 was the most seen."""
 
-HELD_BACK = 2
-"""A stream shows no log-probabilities for tokens that end in the middle of a character."""
-
 Answer = Sequence[tuple[str, Mapping[str, float]]]
 """Each token with the log-probabilities of the likeliest."""
 
@@ -77,8 +74,15 @@ def read(choices: Sequence[Mapping[str, Any]]) -> Answer:
     return [(token["token"], {top["token"]: top["logprob"] for top in token["top_logprobs"]}) for token in tokens]
 
 
+def shown(answer: Answer) -> Answer:
+    """Less the tokens that llama-server's streams show nothing of, its whole answers do: the one that ends the answer,
+    which has no text, and those that end inside a character."""
+    return [(token, likeliest) for token, likeliest in answer if token and "\ufffd" not in token]
+
+
 def same_context(answer: Answer, control: Answer) -> bool:
     """Whether both can come of one context: equal up to noise, until a tie sends them apart."""
+    answer, control = shown(answer), shown(control)
     if not answer:
         return False
     for (said, ours), (expected, alone) in zip(answer, control, strict=False):
@@ -86,12 +90,13 @@ def same_context(answer: Answer, control: Answer) -> bool:
             return False
         if said != expected:
             return said in alone and alone[expected] - alone[said] <= NOISE
-    return abs(len(control) - len(answer)) <= HELD_BACK
+    return len(answer) == len(control)
 
 
 def deviation(answer: Answer, control: Answer) -> str:
     """Where two answers part, in words: a tie has a small gap and moved little before, another context neither."""
     moved = 0.0
+    answer, control = shown(answer), shown(control)
     for position, ((said, ours), (expected, alone)) in enumerate(zip(answer, control, strict=False)):
         moved = max([moved, *(abs(ours[token] - alone[token]) for token in ours.keys() & alone.keys())])
         if said != expected or moved > NOISE:
