@@ -47,7 +47,7 @@ class Server:
         self.evaluated = 0
 
     async def evaluate(self, prompt: Sequence[int]) -> tuple[int, int | None]:
-        reused = self._reused(len(self._held), shared_length(self._held, prompt)) if self._held else 0
+        reused = self._reused(len(self._held), shared_length(self._held, list(prompt))) if self._held else 0
         self._held = list(prompt)
         self.evaluated += len(prompt) - reused
         return self._slots.pop(0) if len(self._slots) > 1 else self._slots[0], reused
