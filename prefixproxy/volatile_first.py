@@ -27,17 +27,22 @@ _First = tuple[frozenset[str], bool]
 """The ASCII characters something can begin with, and whether it can be empty."""
 
 
-@lru_cache(MAX_REMEMBERED)
 def first_chars(pattern: re.Pattern[str]) -> frozenset[str]:
     """The ASCII characters, in lower case, with which a match of the pattern (case ignored) can begin."""
-    chars, empty = _sequence(_PARSER.parse(pattern.pattern, re.IGNORECASE))
-    return frozenset(c.lower() for c in (_ASCII if empty else chars))
+    return _read(pattern.pattern)[0]
+
+
+def needs_digit(pattern: re.Pattern[str]) -> bool:
+    """Whether every text that holds a match holds a digit."""
+    return _read(pattern.pattern)[1]
 
 
 @lru_cache(MAX_REMEMBERED)
-def needs_digit(pattern: re.Pattern[str]) -> bool:
-    """Whether every text that holds a match holds a digit."""
-    return _has_digit(_PARSER.parse(pattern.pattern, re.IGNORECASE))
+def _read(pattern: str) -> tuple[frozenset[str], bool]:
+    """Both answers from one parse, which is what costs."""
+    tree = _PARSER.parse(pattern, re.IGNORECASE)
+    chars, empty = _sequence(tree)
+    return frozenset(c.lower() for c in (_ASCII if empty else chars)), _has_digit(tree)
 
 
 def _has_digit(items: Iterable[tuple[Any, Any]]) -> bool:
