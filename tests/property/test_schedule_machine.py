@@ -21,7 +21,7 @@ from hypothesis.stateful import (
 )
 from schedule_world import FACTS, Look, Sent, World
 
-from prefixproxy import schedule, schedule_look, schedule_work
+from prefixproxy import schedule, schedule_look, schedule_park, schedule_work
 from prefixproxy.prefix import blocks_within, chain_of
 from prefixproxy.schedule import Scheduler
 from prefixproxy.schedule_queue import Queue
@@ -417,6 +417,10 @@ def saves_over_a_snapshot(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RootTable, "room_for", lambda table, root, n_bytes, policy, now: ("one.bin", []))
 
 
+def parks_again_and_again(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(schedule_park, "is_parked", lambda server, slot: False)
+
+
 Plant = Callable[[pytest.MonkeyPatch], None]
 SOON_CAUGHT: list[Plant] = [
     grants_draining_slots,
@@ -436,6 +440,7 @@ LATER_CAUGHT: list[Plant] = [
     reserves_nothing,
     waits_for_ever,
     saves_over_a_snapshot,
+    parks_again_and_again,
 ]
 """Some need half a minute of search: HYPOTHESIS_PROFILE=deep, once per release."""
 PLANTED = SOON_CAUGHT + (LATER_CAUGHT if os.environ.get("HYPOTHESIS_PROFILE") == "deep" else [])
