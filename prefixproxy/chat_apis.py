@@ -14,6 +14,7 @@ from prefixproxy.prompt import Message, Opaque, Path, Prompt, Role, Text, Tool
 from prefixproxy.types import Api
 
 _Data = dict[str, Any]
+_OUTPUT_KEYS = frozenset({"type", "id", "call_id", "status", "output"})
 
 
 def read_prompt(api: Api, data: _Data, known: Prompt | None = None) -> Prompt:
@@ -100,27 +101,35 @@ def _item(reader: Reader, item: Any, path: Path) -> Message:
     """One element of a Responses input: a message, or a call, a result or a thought, which stand by themselves."""
     if not isinstance(item, dict):
         raise NotUnderstood(path)
-    if "role" in item:
-        return reader.message(item, path, "output_text" if item["role"] == "assistant" else "input_text")
     kind = item.get("type")
     kind = kind if isinstance(kind, str) else ""
+    if "role" in item and kind != "reasoning" and not kind.endswith(("_call", "_output")):
+        return reader.message(item, path, "output_text" if item["role"] == "assistant" else "input_text")
     if kind.endswith("_output"):
         parts, form = reader.content(item.get("output"), (*path, "output"))
         ident = item.get("call_id")
         label = Opaque((*path, "call_id"), FIELD.join((b"label", b"tool_call_id", utf8(str(ident or "")))), "label")
-        return Message(
-            Role.TOOL, path, (label, *parts), form, (*path, "output") if form != "none" else (), "input_text"
-        )
+        parts = (label, *_beside(item, path), *parts)
+        return Message(Role.TOOL, path, parts, form, (*path, "output") if form != "none" else (), "input_text")
     if kind.endswith("_call"):
         return Message(Role.ASSISTANT, path, (reader.tool_call(item, path),), "none")
     if kind == "reasoning":
         return Message(Role.ASSISTANT, path, (_thought(item, path),), "none")
-    other = Opaque(path, FIELD.join((b"other", utf8(kind), rendered(item, "id", "status"))))
+    # only a reference says all it says by its id
+    unsaid = ("status",) if kind in ("", "item_reference") else ("id", "status")
+    other = Opaque(path, FIELD.join((b"other", utf8(kind), rendered(item, *unsaid))))
     return Message(Role.OTHER, path, (other,), "none")
 
 
+def _beside(item: _Data, path: Path) -> tuple[Opaque, ...]:
+    """What an output item of an unusual kind tells beside its output."""
+    more = {key: value for key, value in item.items() if key not in _OUTPUT_KEYS}
+    return (Opaque(path, b"other" + FIELD + rendered(more)),) if more else ()
+
+
 def _thought(item: _Data, path: Path) -> Opaque:
-    """A reasoning item: its text, what stands for it where the client was not shown it, or its summary."""
+    """A reasoning item: its text, what stands for it where the client was not shown it, or its summary. The first of
+    these that it has counts, the others say the same again."""
     for key in ("content", "encrypted_content", "summary"):
         value = item.get(key)
         if isinstance(value, list):
@@ -166,7 +175,7 @@ def _raw(reader: Reader, prompt: Any, path: Path) -> list[Message]:
         media = reader.images(prompt.get("multimodal_data"), (*path, "multimodal_data"))
         return [Message(Role.OTHER, path, (text, *media), "none")]
     if isinstance(prompt, list | dict):
-        return [Message(Role.OTHER, path, (Opaque(path, json_bytes(prompt)),), "none")]
+        return [Message(Role.OTHER, path, (Opaque(path, b"other" + FIELD + json_bytes(prompt)),), "none")]
     raise NotUnderstood(path)
 
 
@@ -177,7 +186,7 @@ def _infill(reader: Reader, data: _Data) -> tuple[list[Message], bool]:
     for key in ("input_extra", "input_prefix", "prompt", "input_suffix"):
         value = data.get(key)
         if value and key == "input_extra":
-            out.append(Message(Role.OTHER, (key,), (Opaque((key,), json_bytes(value)),), "none"))
+            out.append(Message(Role.OTHER, (key,), (Opaque((key,), b"other" + FIELD + json_bytes(value)),), "none"))
         elif value:
             out += _raw(reader, value, (key,))
     return out, True

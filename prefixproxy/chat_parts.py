@@ -1,7 +1,11 @@
 """Reads messages and their parts: what is text, and what is rendered though it is no plain text.
 
 Only what llama-server's converters hand to a template counts (role, content, reasoning, tool calls, names and ids:
-common_chat_msgs_parse_oaicompat); `cache_control`, `index`, signatures and unknown keys beside them never reach it.
+common_chat_msgs_parse_oaicompat), and it counts whatever else the message holds or lacks. What never reaches a template
+and so leaves no mark: `UNRENDERED`; a message's `refusal`, `audio`, `annotations` and unknown keys; what stands beside
+the text of a text part, beside a thought (its signature), beside id, name and arguments of a call, and beside id and
+content of a result in a content list (`is_error`). What is unknown as a whole (a part, an item, a value of no sense) is
+taken to be rendered.
 """
 
 from __future__ import annotations
@@ -30,6 +34,8 @@ MEDIA_TYPES = frozenset(
     | {"input_file", "file", "document"}
 )
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
+_CALL_KEYS = frozenset({"type", "id", "call_id", "status", "index", "name", "arguments"})
+_CALL_TYPES = (None, "function", "function_call")
 _ROLES = {role.value: role for role in Role} | {"function": Role.TOOL}
 
 Part = Text | Opaque
@@ -84,7 +90,7 @@ class Reader:
         content, form = self.content(raw.get("content"), content_path)
         if form == "parts" and role is Role.USER and _is_result(content):
             role = Role.TOOL
-        if len(raw) > 2 or raw.get("role") != role.value:
+        if len(raw) > 2 or "content" not in raw or raw.get("role") != role.value:
             content = (*_labels(raw, role, path), *content, *self._calls(raw, path))
             content += self.images(raw.get("images"), (*path, "images"))
         return Message(role, path, content, form, content_path if form != "none" else (), part_type)
@@ -142,12 +148,14 @@ class Reader:
 
     def tool_call(self, raw: Any, path: Path) -> Opaque:
         """One element of `tool_calls`, or a Responses `function_call` item."""
-        function = raw.get("function", raw) if isinstance(raw, dict) else None
-        if not isinstance(function, dict) or "arguments" not in function:
-            ident = _word(raw.get("call_id", raw.get("id"))) if isinstance(raw, dict) else b""
-            what = rendered(raw, "id", "call_id", "status") if isinstance(raw, dict) else json_bytes(raw)
-            return Opaque(path, FIELD.join((b"call", ident, b"", what)), "call")
-        arguments, name, ident = function["arguments"], function.get("name"), raw.get("call_id", raw.get("id"))
+        if not isinstance(raw, dict):
+            return Opaque(path, FIELD.join((b"call", b"", b"", json_bytes(raw))), "call")
+        function, ident = raw.get("function", raw), raw.get("id" if raw.get("call_id") is None else "call_id")
+        flat_but_more = function is raw and not (raw.keys() <= _CALL_KEYS and raw.get("type") in _CALL_TYPES)
+        if not isinstance(function, dict) or "arguments" not in function or flat_but_more:
+            what = rendered(raw, "id", "call_id", "status")
+            return Opaque(path, FIELD.join((b"call", _word(ident), b"", what)), "call")
+        arguments, name = function["arguments"], function.get("name")
         if isinstance(arguments, str) and isinstance(ident, str) and isinstance(name, str):
             inner = (*path, "function") if function is not raw else path
             self.tool_calls.append(ToolCall(ident, name, (*inner, "arguments"), arguments))
@@ -159,6 +167,8 @@ class Reader:
         out = [self.tool_call(legacy, (*path, "function_call"))] if legacy is not None else []
         if isinstance(calls, list):
             out += [self.tool_call(call, (*path, "tool_calls", i)) for i, call in enumerate(calls)]
+        elif calls is not None:
+            out.append(Opaque((*path, "tool_calls"), b"other" + FIELD + json_bytes(calls)))
         return tuple(out)
 
     def _result(self, part: dict[str, Any], path: Path) -> Opaque:
@@ -168,8 +178,10 @@ class Reader:
 
     def images(self, images: Any, path: Path) -> tuple[Opaque, ...]:
         """Ollama's own list of images beside the text."""
-        if not isinstance(images, list):
+        if not images:
             return ()
+        if not isinstance(images, list):
+            return (self.media("image", json_bytes(images), path),)
         return tuple(self.media("image", _word(image), (*path, i)) for i, image in enumerate(images))
 
 
@@ -188,9 +200,8 @@ def _labels(raw: dict[str, Any], role: Role, path: Path) -> tuple[Opaque, ...]:
         for key in ("tool_call_id", "name", "tool_name")
         if raw.get(key)
     ]
-    thought = next((k for k in REASONING_KEYS if isinstance(raw.get(k), str) and raw[k]), None)
-    if thought is not None:
-        out.append(Opaque((*path, thought), reasoning_bytes(raw[thought]), "reasoning"))
+    thoughts = {raw[key]: key for key in reversed(REASONING_KEYS) if isinstance(raw.get(key), str) and raw[key]}
+    out += [Opaque((*path, key), reasoning_bytes(text), "reasoning") for text, key in reversed(thoughts.items())]
     return tuple(out)
 
 

@@ -139,3 +139,17 @@ def test_digests_are_equal_exactly_where_typed_values_are(a: Any, b: Any) -> Non
     compact = json.dumps(a, separators=(",", ":"), sort_keys=True)
     assert value_of(json.dumps(a, ensure_ascii=False, indent=1)) == value_of(compact)
     assert (value_of(json.dumps(a)) == value_of(json.dumps(b))) == (_typed(a) == _typed(b))
+
+
+@pytest.mark.parametrize("without", [{}, {"content": None}])
+def test_also_where_the_message_has_no_content_or_none(without: dict[str, Any]) -> None:
+    call = {
+        "id": "call_9",
+        "type": "function",
+        "function": {"name": "read", "arguments": '{"max_lines":20,"path":"plan.py"}'},
+    }
+    message = {"role": "assistant", "tool_calls": [call], **without}
+    prompt = parse_prompt(Api.CHAT, Body.parse(json.dumps({"messages": [message]}).encode()))
+    assert prompt is not None
+    path = ("messages", 0, "tool_calls", 0, "function", "arguments")
+    assert memory().apply(prompt) == (SetText(path, PRODUCED),)
