@@ -105,9 +105,9 @@ def leaves(value: Any, place: Place = ()) -> Iterator[Place]:
 def changed(value: Any, place: Place) -> Any:
     if not place:
         return value + "!"
-    key, *rest = place
-    copy = dict(value) if isinstance(value, dict) else list(value)
-    copy[key] = changed(value[key], tuple(rest))
+    key, rest = place[0], place[1:]
+    copy: Any = value.copy()
+    copy[key] = changed(value[key], rest)
     return copy
 
 
