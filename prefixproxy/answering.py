@@ -66,6 +66,8 @@ class Answering:
         self._tell_first_token = first_token
         self._progress: ProgressFilter | LineWatch = ProgressFilter(exchange.api, remove=progress_is_ours)
         self._tail = StreamTail()
+        self.generated = False
+        """Something of the answer came; prefill progress is none of it."""
         self.said: dict[str, Any] | None = None
         """The whole answer in the shape of a JSON one, as far as it could be read."""
 
@@ -143,6 +145,7 @@ class Answering:
     async def _relay_plain(self, response: UpstreamResponse, headers: Headers) -> Finish:
         """The body as it is. Its length header, if it has one, stays right: not a byte is changed."""
         parts, size = [], 0
+        self.generated = response.status == 200
         async for chunk in response.chunks():
             parts.append(chunk)
             size += len(chunk)
@@ -190,6 +193,7 @@ class Answering:
             self._lease.reused = usage.cached_tokens
 
     def _first_token(self) -> None:
+        self.generated = True
         if self._exchange.times.first_token is None:
             self._exchange.times.first_token = self._clock()
             self._tell_first_token(self._lease)

@@ -20,7 +20,8 @@ from starlette.types import Receive, Scope, Send
 from prefixproxy.answering import Answering
 from prefixproxy.assemble import can_assemble, stream_body_edits
 from prefixproxy.backends import UpstreamResponse
-from prefixproxy.backends.http import end_to_end
+from prefixproxy.backends.http import Peeked, end_to_end, peek
+from prefixproxy.backends.llamacpp import LOADING_BYTES, says_loading
 from prefixproxy.body import Body
 from prefixproxy.canary import ReuseMode
 from prefixproxy.dispatch import Dispatcher
@@ -47,7 +48,7 @@ from prefixproxy.intake import (
     without,
 )
 from prefixproxy.lease import Lease
-from prefixproxy.outcomes import outcome_of_error
+from prefixproxy.outcomes import outcome_of_answer, outcome_of_error
 from prefixproxy.plan import Planner
 from prefixproxy.prompt import Edit, Remove, SetKey
 from prefixproxy.reply import Reply
@@ -57,8 +58,8 @@ from prefixproxy.types import API_OF_PATH, PINNABLE, Outcome, TicketId
 from prefixproxy.warming import Rendering
 
 ATTEMPTS = 2
-"""One retry, and only while no byte has gone to the client: an idle connection may have been closed by the server in
-the moment it was used."""
+"""One retry, and only while nothing was generated: an idle connection may have been closed by the server in the moment
+it was used."""
 SERVICE_UNAVAILABLE = 503
 _RESUMABLE = b"x-conversation-id"
 """It turns on resumable streams, which run on after a disconnect (server-stream.cpp): the slot would not come free."""
@@ -145,6 +146,10 @@ class _Run:
         self._body = Body(b"{}", {})
         self._deadline = 0.0
         self._checked: Ticket | None = None
+        self._loading: Peeked | None = None
+        """What the upstream said while it was loading its model."""
+        self._generated = False
+        """Something of an answer came: a second try would pay for it, and run its tools, twice."""
 
     def ticket(self) -> Ticket:
         checked, self._checked = self._checked, None
@@ -210,17 +215,31 @@ class _Run:
 
     async def _attempts(self) -> None:
         for attempt in range(ATTEMPTS):
+            last = attempt + 1 == ATTEMPTS
             try:
-                if await self._once():
+                if await self._once(last=last):
                     return
+                why = "the upstream is loading its model"
             except (UpstreamFailed, UpstreamUnavailable) as failure:
-                last = self._reply.status is not None or attempt + 1 == ATTEMPTS
-                if last or not await self._worth_another_try(failure):
+                if await self._loading_passed():
+                    return
+                if last or self._generated or not await self._worth_another_try(failure):
                     raise
-        raise UpstreamUnavailable("the upstream kept loading its model", retry_after_s=5)
+                why = failure.message
+            log.warning("request %s is sent once more: %s", self._exchange.id, why)
+
+    async def _loading_passed(self) -> bool:
+        """Whether the upstream's own "loading" was the answer: it still is, for longer than requests wait for it."""
+        answer = self._loading
+        if answer is None or self._reply.status is not None or self._dispatcher.is_up or not self._dispatcher.is_coming:
+            return False
+        self._exchange.outcome = outcome_of_answer(answer.status)
+        headers = without(end_to_end(answer.headers), frozenset({b"content-length"}))
+        await self._reply.whole(answer.status, headers, answer.start)
+        return True
 
     async def _worth_another_try(self, failure: ProxyError) -> bool:
-        """No byte has gone to the client. If the upstream that broke off is alive, its connection was stale: once more
+        """Nothing was generated yet. If the upstream that broke off is alive, its connection was stale: once more
         there. If it is dead, once more where another one is up or it comes back by itself; else the failure is the
         answer."""
         lease = self._exchange.lease
@@ -235,8 +254,9 @@ class _Run:
                 return True
         return self._dispatcher.is_up or self._dispatcher.is_coming
 
-    async def _once(self) -> bool:
-        """Wait for a slot and run there; False if the upstream turned out to be loading its model."""
+    async def _once(self, *, last: bool) -> bool:
+        """Wait for a slot and run there; False if the upstream turned out to be loading its model and this was not the
+        last try."""
         before = self._clock()
         async with self._dispatcher.lease(self) as lease:
             exchange = self._exchange
@@ -249,15 +269,20 @@ class _Run:
             answering = Answering(
                 exchange, self._body, self._reply, lease, self._clock, self._dispatcher.first_token, ours
             )
-            response = await self._open(lease, control)
+            response: UpstreamResponse = await self._open(lease, control)
             try:
-                if lease.native and response.status == SERVICE_UNAVAILABLE and self._reply.status is None:
-                    lease.idle = True
-                    self._dispatcher.loading(lease.backend)
-                    return False
+                if lease.native and response.status == SERVICE_UNAVAILABLE:
+                    response = peeked = await peek(response, LOADING_BYTES)
+                    if says_loading(peeked.start):
+                        lease.idle = True
+                        self._dispatcher.loading(lease.backend)
+                        self._loading = peeked
+                        if not last:
+                            return False
                 self._dispatcher.started(lease)
                 finish = await answering.relay(response)
             finally:
+                self._generated = answering.generated
                 await response.close()
         self._parts.guard.learn(self._exchange)
         self._parts.learned()

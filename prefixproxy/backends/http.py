@@ -22,7 +22,7 @@ import orjson
 from multidict import CIMultiDict
 from yarl import URL
 
-from prefixproxy.backends import Answer, RawHeaders, Reading
+from prefixproxy.backends import Answer, RawHeaders, Reading, UpstreamResponse
 from prefixproxy.errors import BadRequest, UpstreamFailed, UpstreamLoading, UpstreamUnavailable
 from prefixproxy.prompt import Edit
 from prefixproxy.types import Api
@@ -110,6 +110,35 @@ class HttpResponse:
             await self._response.wait_for_close()
         except (aiohttp.ClientError, OSError) as failure:
             log.debug("upstream %s broke off while its answer was closed: %s", self._upstream, failure)
+
+
+class Peeked:
+    """A response whose first bytes were looked at; `chunks` gives them all the same."""
+
+    def __init__(self, response: UpstreamResponse, start: bytes, rest: AsyncIterator[bytes]) -> None:
+        self._response = response
+        self._rest = rest
+        self.status = response.status
+        self.headers: RawHeaders = response.headers
+        self.start = start
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        yield self.start
+        async for chunk in self._rest:
+            yield chunk
+
+    async def close(self) -> None:
+        await self._response.close()
+
+
+async def peek(response: UpstreamResponse, limit: int) -> Peeked:
+    """Read the whole body if it has up to `limit` bytes, else a little more than these."""
+    start, rest = b"", response.chunks()
+    async for chunk in rest:
+        start += chunk
+        if len(start) > limit:
+            break
+    return Peeked(response, start, rest)
 
 
 class HttpUpstream:

@@ -33,7 +33,20 @@ _COUNTING = {
     Api.MESSAGES: "/v1/messages/count_tokens",
 }
 
+LOADING_BYTES = 1024
+"""More than its answer while it loads its model has."""
+
 log = logging.getLogger(__name__)
+
+
+def says_loading(body: bytes) -> bool:
+    """Whether the body of a 503 is what every route answers while the model loads (server-http.cpp). Other 503s, of a
+    gateway before the server too, say nothing about its state."""
+    try:
+        error = orjson.loads(body)["error"]
+        return bool(error["type"] == "unavailable_error" and "loading model" in error["message"].lower())
+    except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
+        return False
 
 
 class LlamaServer(HttpUpstream):

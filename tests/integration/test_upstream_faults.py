@@ -12,7 +12,7 @@ import orjson
 import pytest
 from running_engine import RunningEngine
 from running_proxy import eventually, proxied_stub, running_proxy, until_ready
-from stub_upstream import Exchange, StubUpstream, event
+from stub_upstream import LOADING, Exchange, Script, StubUpstream, event
 
 from prefixproxy.backends.http import HttpUpstream
 from prefixproxy.backends.llamacpp import LlamaServer
@@ -92,6 +92,92 @@ async def test_a_server_that_loads_its_model_is_waited_for(times: int) -> None:
         answer = await client.post(CHAT, json=chat(stream=False))
         assert answer.status_code == 200
         assert answer.json()["choices"][0]["message"]["content"] == "Fine."
+
+
+def saying(status: int, body: bytes, *headers: tuple[bytes, bytes]) -> Script:
+    async def say(exchange: Exchange) -> None:
+        await exchange.whole(status, body, headers)
+
+    return say
+
+
+QUEUED = b'{"error":{"code":503,"message":"too many requests queued","type":"unavailable_error"}}'
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("body", [QUEUED, b"busy", b"[]", b'{"error":"Loading model"}', b"x" * 100_000])
+async def test_a_503_that_does_not_speak_of_loading_passes_as_it_is(
+    body: bytes, stream: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with proxied_stub() as (stub, running), httpx.AsyncClient(base_url=running.url) as client:
+        stub.routes[CHAT] = saying(503, body, (b"Retry-After", b"9"))
+        answer = await client.post(CHAT, json=chat(stream))
+        journal = (await client.get("/prefixproxy/requests")).json()["requests"]
+        assert running.proxy.parts.dispatcher.is_up
+        assert len(stub.generating()) == 1
+    assert (answer.status_code, answer.content, answer.headers["retry-after"]) == (503, body, "9")
+    assert [record["outcome"] for record in journal] == ["upstream_error"]
+    assert "lost" not in caplog.text
+
+
+async def test_a_server_that_says_loading_twice_has_the_last_word() -> None:
+    async with proxied_stub() as (stub, running), httpx.AsyncClient(base_url=running.url) as client:
+        body = orjson.dumps(LOADING)
+        stub.routes[CHAT] = saying(503, body, (b"Retry-After", b"4"))
+        answer = await client.post(CHAT, json=chat())
+        assert (answer.status_code, answer.content, answer.headers["retry-after"]) == (503, body, "4")
+        assert len(stub.generating()) == 2
+
+
+async def test_a_server_that_loads_for_longer_than_requests_wait_has_the_last_word() -> None:
+    async with (
+        proxied_stub(admission__queue_timeout=1.0) as (stub, running),
+        httpx.AsyncClient(base_url=running.url) as client,
+    ):
+        stub.loading = 1_000_000
+        answer = await client.post(CHAT, json=chat())
+        assert (answer.status_code, answer.json()) == (503, LOADING)
+        assert len(stub.generating()) == 1
+        stub.loading = 0
+        await until_ready(running.url)
+
+
+@pytest.mark.parametrize("fault", [cut_behind_a_token, reset_behind_a_token])
+async def test_what_was_generated_in_part_is_not_generated_again(fault: Any) -> None:
+    async with proxied_stub() as (stub, running), httpx.AsyncClient(base_url=running.url) as client:
+        stub.next_answers.append(fault)
+        answer = await client.post(CHAT, json=chat(stream=False))
+        assert (answer.status_code, answer.json()["error"]["code"]) == (502, "upstream_error")
+        assert len(stub.generating()) == 1
+
+
+async def test_a_json_body_that_breaks_off_is_not_generated_again() -> None:
+    async def cut(exchange: Exchange) -> None:
+        await exchange.head(200, [(b"Content-Type", b"application/json"), (b"Content-Length", b"99")], chunked=False)
+        await exchange.send(b'{"choices":')
+        exchange.cut()
+
+    async with proxied_stub() as (stub, running), httpx.AsyncClient(base_url=running.url) as client:
+        stub.next_answers.append(cut)
+        answer = await client.post(CHAT, json=chat(stream=False))
+        assert (answer.status_code, answer.json()["error"]["code"]) == (502, "upstream_error")
+        assert len(stub.generating()) == 1
+
+
+async def test_a_stream_that_breaks_off_before_its_first_event_is_tried_once_more_and_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def cut(exchange: Exchange) -> None:
+        await exchange.stream_head()
+        exchange.cut()
+
+    async with proxied_stub() as (stub, running), httpx.AsyncClient(base_url=running.url) as client:
+        stub.next_answers.append(cut)
+        answer = await client.post(CHAT, json=chat(stream=False))
+        assert answer.status_code == 200
+        assert len(stub.generating()) == 2
+        request = answer.headers["x-prefixproxy-request-id"]
+    assert f"request {request} is sent once more: upstream local broke off" in caplog.text
 
 
 async def test_a_server_that_is_not_there_makes_requests_fail_at_once_until_it_comes() -> None:
