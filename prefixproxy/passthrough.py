@@ -51,6 +51,10 @@ SLOT_TAKING = frozenset(
     }
 )
 
+_NOT_FORWARDED = frozenset({b"content-length", b"expect"})
+"""The body has been read by the time it is sent: the client's `Expect` is answered, and an upstream that knows none
+would be waited for."""
+
 
 def _is_encoded_json(scope: Scope) -> bool:
     """llama-server refuses every encoded body (415). Encoded JSON is decoded for it; what else is encoded passes."""
@@ -91,7 +95,7 @@ class Passthrough:
             await reply.error(failure)
 
     async def _exchange(self, scope: Scope, reply: Reply, body: bytes, backend: Backend, lease: Lease | None) -> None:
-        headers = self._parts.gate.outgoing(without(end_to_end(scope["headers"]), frozenset({b"content-length"})))
+        headers = self._parts.gate.outgoing(without(end_to_end(scope["headers"]), _NOT_FORWARDED))
         if body or scope["method"] in ("POST", "PUT", "PATCH"):
             headers.append((b"content-length", str(len(body)).encode()))
         try:

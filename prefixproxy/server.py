@@ -14,7 +14,7 @@ from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 BACKLOG = 2048
 KEEP_ALIVE_S = 120
@@ -91,7 +91,8 @@ def _config(app: ASGIApp) -> uvicorn.Config:
     return uvicorn.Config(
         _ForOldClients(app),
         loop="uvloop",
-        http="httptools",
+        http=_Protocol,
+        ws="none",
         lifespan="on",
         log_config=None,
         access_log=False,
@@ -100,6 +101,29 @@ def _config(app: ASGIApp) -> uvicorn.Config:
         backlog=BACKLOG,
         timeout_keep_alive=KEEP_ALIVE_S,
     )
+
+
+class _Protocol(HttpToolsProtocol):
+    """Without the trailers of a chunked body: uvicorn adds them to the headers that the application reads, and those
+    who speak for a header by its trailer (credentials above all) must not be heard (RFC 9110 section 6.5.1). A request
+    to upgrade is a plain one here, which needs no word in the log."""
+
+    _in_body = False
+
+    def on_message_begin(self) -> None:
+        self._in_body = False
+        super().on_message_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._in_body:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._in_body = True
+        super().on_headers_complete()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        self.logger.debug("a request to upgrade its connection is taken as a plain one")
 
 
 class _ForOldClients:
