@@ -118,7 +118,8 @@ async def until(condition: Callable[[], Any]) -> None:
 
 
 async def wave(running: RunningProxy, number: int) -> None:
-    """Six lanes on one briefing with a clock in its first line, more than there are slots; then one more turn."""
+    """Six lanes on one briefing with a clock in its first line, more than there are slots; then one more turn. Last a
+    request that forbids reuse: a miss in every wave, whatever the lanes find."""
     async with httpx.AsyncClient(base_url=running.url, timeout=60) as client:
 
         async def lane(n: int) -> None:
@@ -132,6 +133,9 @@ async def wave(running: RunningProxy, number: int) -> None:
                 said.append(answer.json()["choices"][0]["message"])
 
         await asyncio.gather(*map(lane, range(6)))
+        whole = {"messages": [{"role": "system", "content": BRIEFING}, {"role": "user", "content": f"Wave {number}?"}]}
+        answer = await client.post(CHAT, json={**whole, "max_tokens": 2, "cache_prompt": False})
+        assert answer.status_code == 200, answer.text
 
 
 def expressions() -> list[Expression]:
