@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from itertools import islice
 from typing import Any
 
@@ -20,6 +20,9 @@ from prefixproxy.types import CacheSource, FirstDifference, Kind, MissReason, Ou
 
 RECORD_FIELDS = tuple(field.name for field in fields(RequestRecord))
 """The contract's field order, which is the order of the dataclass."""
+
+LATER_FIELDS = {f.name for f in fields(RequestRecord) if f.default is not MISSING} - {"relocations", "first_difference"}
+"""Fields that exports of earlier versions do not have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +132,7 @@ def record_json(record: RequestRecord) -> dict[str, Any]:
 
 def record_from_json(values: Mapping[str, Any]) -> RequestRecord:
     """The inverse of `record_json`; keys it does not know are skipped. Raises KeyError, TypeError or ValueError."""
-    known = {name: values[name] for name in RECORD_FIELDS if name in values}
+    known = {name: values[name] for name in RECORD_FIELDS if name in values or name not in LATER_FIELDS}
     first = known["first_difference"]
     known.update(
         kind=Kind(known["kind"]),
@@ -142,12 +145,15 @@ def record_from_json(values: Mapping[str, Any]) -> RequestRecord:
     return RequestRecord(**known)
 
 
-def read_jsonl(lines: Iterable[bytes | str]) -> Iterator[RequestRecord]:
-    """The records of an exported journal, blank lines skipped. Raises UsageError with the line's number."""
+def read_jsonl(lines: Iterable[bytes | str]) -> Iterator[tuple[int, RequestRecord]]:
+    """The records of an exported journal with their line numbers, blank lines skipped. Raises UsageError with the
+    line's number."""
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
-            yield record_from_json(orjson.loads(line))
-        except (KeyError, TypeError, ValueError) as error:
+            yield number, record_from_json(orjson.loads(line))
+        except KeyError as error:
+            raise UsageError(f"line {number}: not a journal record: {error.args[0]} is missing") from None
+        except (TypeError, ValueError) as error:
             raise UsageError(f"line {number}: not a journal record: {error}") from None

@@ -113,6 +113,7 @@ class Telemetry:
         lease, usage, plan, times = exchange.lease, exchange.usage, exchange.plan, exchange.times
         upstream = lease.backend.name if lease else ""
         reason, difference = self._explained(exchange, now)
+        reference = exchange.verdict.reference if exchange.verdict else None
         return RequestRecord(
             id=exchange.id,
             time=exchange.unix_time,
@@ -145,6 +146,7 @@ class Telemetry:
             context_exceeded=bool(exchange.measured.exceeded),
             truncated=exchange.truncated,
             arm=exchange.arm or "",
+            reference=reference.request_id if reference else "",
         )
 
     def _explained(self, exchange: Exchange, now: float) -> tuple[MissReason, FirstDifference | None]:

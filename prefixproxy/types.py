@@ -223,3 +223,4 @@ class RequestRecord:
     context_exceeded: bool = False
     truncated: bool = False
     arm: str = ""
+    reference: str = ""

@@ -42,6 +42,7 @@ EDGES = {
     "server",
     "serving",
     "settings*",
+    "simulate",
     "slotwork",
     "state",
     "status",

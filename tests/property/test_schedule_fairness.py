@@ -10,12 +10,14 @@ from itertools import count
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from schedule_sim import NO_SNAPSHOT, Request, Sim, SimServer, facts, request, words
+from schedule_sim import NO_SNAPSHOT, Sim, SimServer, facts, request, words
 
 from prefixproxy import schedule_place
 from prefixproxy.schedule_queue import Queue
 from prefixproxy.schedule_turns import Accounts, Turn
 from prefixproxy.schedule_types import Policy, Share, Ticket
+from prefixproxy.simulate_run import Request
+from prefixproxy.simulate_text import EMPTY
 from prefixproxy.types import Priority, TicketId
 
 ROOTS = {name: words(name, 120) for name in "pqr"}
@@ -116,7 +118,7 @@ def test_tenants_share_the_prefill_by_weight(weight: float, a: list[int], b: lis
     sim = Sim([SimServer(facts(n_slots=n_slots, capabilities=NO_SNAPSHOT))], Policy(shares={"a": Share(weight=weight)}))
     lines = {"a": a * 4, "b": b * 4}
     for tenant, lengths in lines.items():
-        made = [request((), words(f"{tenant}{i}", n), tenant=tenant, answer=3) for i, n in enumerate(lengths)]
+        made = [request(EMPTY, words(f"{tenant}{i}", n), tenant=tenant, answer=3) for i, n in enumerate(lengths)]
         sim.submit(0.0, *made)
     sim.run()
     last = {t: max(r.granted_at for r in sim.requests.values() if r.ticket.tenant == t) for t in lines}
@@ -132,9 +134,9 @@ def test_a_flood_of_one_family_holds_up_another_by_one_quantum(flood: list[int],
     sim = Sim([SimServer(facts(n_slots=1, capabilities=NO_SNAPSHOT))], policy)
     lengths = [flood[i % len(flood)] for i in range(n)]
     sim.submit(
-        0.0, *(tagged(request((), words(f"f{i}", length), answer=3), "flood") for i, length in enumerate(lengths))
+        0.0, *(tagged(request(EMPTY, words(f"f{i}", length), answer=3), "flood") for i, length in enumerate(lengths))
     )
-    late = tagged(request((), words("late", 100), answer=3, at=0.2), "late")
+    late = tagged(request(EMPTY, words("late", 100), answer=3, at=0.2), "late")
     sim.submit(0.2, late)
     sim.run()
     before = [r for r in sim.requests.values() if r is not late and r.granted_at <= late.granted_at]
@@ -166,7 +168,7 @@ def test_newcomers_pass_an_old_ticket_only_so_often(rate: int, max_passed: int) 
 
 
 def ticket(name: str, family: str, tenant: str = "", n_tokens: int = 50) -> Ticket:
-    made = request((), words(name, n_tokens), tenant=tenant).ticket
+    made = request(EMPTY, words(name, n_tokens), tenant=tenant).ticket
     return replace(made, id=TicketId(name), family=family)
 
 

@@ -36,7 +36,7 @@ CONTRACT = (
     "id, time, tenant, path, model, upstream, stream, kind, family, lane, slot, outcome, status, prompt_tokens, "
     "cache_n, prompt_n, cache_source, expected_cached, miss_reason, queue_ms, overhead_ms, ttft_ms, total_ms, "
     "predicted_n, prompt_ms, fork, relocations, first_difference, context_exceeded, "
-    "truncated, arm"
+    "truncated, arm, reference"
 ).split(", ")
 
 
@@ -161,7 +161,7 @@ def test_jsonl_round_trips_oldest_first() -> None:
     journal = filled(keep=3, count=4)
     lines = list(journal.jsonl())
     assert all(line.endswith(b"\n") and line.count(b"\n") == 1 for line in lines)
-    assert list(read_jsonl(lines)) == [record("r2"), record("r3"), record("r4")]
+    assert [each for _, each in read_jsonl(lines)] == [record("r2"), record("r3"), record("r4")]
     assert list(read_jsonl([*lines, b"", b"  \n"])) == list(read_jsonl(lines))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from schedule_sim import FULL, NO_SNAPSHOT, UNPINNED, Tokens, facts, request, words
+from schedule_sim import FULL, NO_SNAPSHOT, UNPINNED, facts, request, words
 
 from prefixproxy.schedule import Scheduler
 from prefixproxy.schedule_roots import fingerprint
@@ -28,6 +28,7 @@ from prefixproxy.schedule_types import (
     Warm,
     WarmResult,
 )
+from prefixproxy.simulate_text import Text
 from prefixproxy.types import Capabilities, Priority, RootId, SlotId, SlotState, TicketId, UpstreamFacts
 
 ROOT = words("briefing", 2500)
@@ -59,7 +60,7 @@ def seen(s: Scheduler, now: float, busy: Sequence[int] = (), n: int = 2, n_token
     return s.slots_seen("u", {i: SlotSeen(i in busy, n_tokens) for i in range(n)}, now, now)
 
 
-def lane(i: int, root: Tokens = ROOT, **more: object) -> Ticket:
+def lane(i: int, root: Text = ROOT, **more: object) -> Ticket:
     """A ticket named "a", "b", ... with its own tail behind the root."""
     ticket = request(root, words(f"lane {i}", 40), **more).ticket  # type: ignore[arg-type]
     return replace(ticket, id=TicketId("abcdefghij"[i]))
@@ -416,11 +417,11 @@ def test_a_slot_that_was_emptied_is_not_believed_to_hold_anything() -> None:
 
 def test_a_conversation_goes_back_to_the_slot_that_holds_it() -> None:
     s = ready(n_slots=3)
-    s.submit([lane(0, SHORT), lane(1, OTHER[:50]), lane(2, OTHER[50:90])], 0.0)
+    s.submit([lane(0, SHORT), lane(1, OTHER.head(50)), lane(2, words("the third", 40))], 0.0)
     for name in "abc":
         s.finished(TicketId(name), Finish(True, 0, 100, 10, 0.5), 1.0)
     turn = request(SHORT, words("lane 1", 40) + words("and so on", 30)).ticket
-    held = request(OTHER[:50], words("lane 1", 40) + words("and so on", 30)).ticket
+    held = request(OTHER.head(50), words("lane 1", 40) + words("and so on", 30)).ticket
     assert granted(s.submit([held], 2.0)) == [(held.id, slot(1))]
     assert [name for name, _ in granted(s.submit([turn], 3.0))] == [turn.id]
 

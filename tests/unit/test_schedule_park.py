@@ -6,9 +6,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from schedule_sim import FULL, NO_SNAPSHOT, Request, Sim, SimServer, Tokens, facts, lower_bound, request, words
+from schedule_sim import FULL, NO_SNAPSHOT, Sim, SimServer, facts, lower_bound, request, words
 
 from prefixproxy.schedule_types import Policy, Reason, Restore, Save, Warm
+from prefixproxy.simulate_run import Request
+from prefixproxy.simulate_text import Text
 
 CANNOT_CUT = replace(FULL, rolls_back=False)
 N_TURNS, N_CONVERSATIONS, N_ROOTS = 3, 12, 3
@@ -20,7 +22,7 @@ def converse(
     """Twelve conversations on three roots take turns on the server's slots. `quotes`: the next prompt repeats the last
     answer token by token."""
     sim, asked = Sim([server], policy), []
-    histories: list[Tokens] = [words(f"root {i % N_ROOTS}", 600) for i in range(N_CONVERSATIONS)]
+    histories: list[Text] = [words(f"root {i % N_ROOTS}", 600) for i in range(N_CONVERSATIONS)]
     heads = [600] * N_CONVERSATIONS
     for turn in range(turns):
         for i in range(N_CONVERSATIONS):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from schedule_sim import Sim, SimServer, Tokens, request, words
+from schedule_sim import Sim, SimServer, request, words
 from schedule_sim import facts as sim_facts
 
 from prefixproxy.keeping import SlotRows
@@ -12,6 +12,7 @@ from prefixproxy.schedule import Scheduler
 from prefixproxy.schedule_memory import Recalled
 from prefixproxy.schedule_slots import NOTHING, Held
 from prefixproxy.schedule_types import Effect, Grant, Reason, Restore, SlotSeen, Ticket, Warm
+from prefixproxy.simulate_text import EMPTY, Text
 from prefixproxy.types import Capabilities, SlotId, TicketId, UpstreamFacts
 
 ALL = Capabilities(pin=True, observe=True, snapshot=True, warm=True, reports_cached=True, tokenize=True, template=True)
@@ -69,7 +70,7 @@ def test_what_is_written_down_is_what_is_believed() -> None:
     assert [(slot.slot, held) for slot, _, held in s.residency()] == [(0, NOTHING), (1, HELD)]
 
 
-ROOT: Tokens = words("root", 1000)
+ROOT: Text = words("root", 1000)
 
 
 def second_life(server: SimServer, mark: str = "") -> Sim:
@@ -78,7 +79,7 @@ def second_life(server: SimServer, mark: str = "") -> Sim:
     _, its_mark, snapshots = first
     assert len(snapshots) == 1
     for row in server.rows:
-        row.tokens = ()
+        row.text = EMPTY
     again = Scheduler()
     again.recall("u", Recalled(mark or its_mark, {}, snapshots))
     return Sim([server], scheduler=again)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import re
 
-from schedule_sim import as_bytes, facts, words
+from schedule_sim import facts, words
 
-from prefixproxy.prefix import chain_of
 from prefixproxy.schedule_roots import Gathering, Root, RootState, RootTable, fingerprint, root_id
 from prefixproxy.schedule_slots import Held
 from prefixproxy.schedule_types import Policy
 
 
 def a_root(table: RootTable, name: str, tokens: int = 1000, *, now: float = 0.0) -> Root:
-    return table.obtain(chain_of([as_bytes(words(name, tokens))]), name, tokens, now)
+    return table.obtain(words(name, tokens).chain(), name, tokens, now)
 
 
 def saved(table: RootTable, name: str, policy: Policy, n_bytes: int = 10, now: float = 0.0) -> list[str]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from schedule_sim import FULL, NO_SNAPSHOT, UNPINNED, as_bytes, facts, words
+from schedule_sim import FULL, NO_SNAPSHOT, UNPINNED, facts, words
 
-from prefixproxy.prefix import chain_of
 from prefixproxy.schedule_rates import Rates
 from prefixproxy.schedule_slots import NOTHING, Held, Slot, Upstream, Work, left_over
 from prefixproxy.types import RootId, SlotState, TicketId
@@ -14,8 +13,8 @@ ROOT = words("root", 640)
 
 
 def held(*names: str, answer: int = 0) -> Held:
-    tokens = ROOT + tuple(token for name in names for token in words(name, 320))
-    return Held(chain_of([as_bytes(tokens)]), len(tokens), len(tokens) + answer)
+    tokens = sum((words(name, 320) for name in names), ROOT)
+    return Held(tokens.chain(), len(tokens), len(tokens) + answer)
 
 
 def upstream(n_slots: int = 2) -> Upstream:

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from schedule_sim import (
     NO_SNAPSHOT,
     UNPINNED,
-    Request,
     Sim,
     SimServer,
     facts,
@@ -20,6 +19,8 @@ from schedule_sim import (
 )
 
 from prefixproxy.schedule_types import Policy, Reason, Restore, Save, Warm
+from prefixproxy.simulate_run import Request
+from prefixproxy.simulate_text import Text
 from prefixproxy.types import Capabilities
 
 ROOT = words("briefing", 2500)
@@ -28,7 +29,7 @@ NO_PARKING = Policy(park=False)
 """Roots and their waves alone; what else is saved is tested in test_schedule_park.py."""
 
 
-def lanes(n: int, root: tuple[int, ...] = ROOT, head: int | None = None, **more: int) -> list[Request]:
+def lanes(n: int, root: Text = ROOT, head: int | None = None, **more: int) -> list[Request]:
     return [request(root, words(f"lane {i}", 40), head=head, **more) for i in range(n)]  # type: ignore[arg-type]
 
 
@@ -125,7 +126,7 @@ def test_a_server_whose_restores_have_no_effect_is_found_out() -> None:
     assert sim.scheduler.snapshot(sim.now).upstreams[0].snapshots_off_because == "restored roots were not reused"
 
 
-@pytest.mark.parametrize("server", [SimServer(facts(), warm_ok=False), SimServer(facts(), restore_ok=False)])
+@pytest.mark.parametrize("server", [SimServer(facts(), warms=False), SimServer(facts(), restore_ok=False)])
 def test_failing_warm_ups_and_restores_cost_time_but_no_request(server: SimServer) -> None:
     play(server, lanes(9), 0.05)
 
