@@ -24,7 +24,7 @@ from prefixproxy.lease import Lease
 from prefixproxy.lines import LineWatch, message_in, object_in
 from prefixproxy.outcomes import outcome_of_answer
 from prefixproxy.reply import Reply
-from prefixproxy.sse import ProgressFilter, SSEOverflow, SSEReader, StreamTail, is_error, object_of
+from prefixproxy.sse import ProgressFilter, SSEOverflow, SSEReader, StreamTail, WholeEvents, is_error, object_of
 from prefixproxy.types import Api, Outcome, Usage
 from prefixproxy.usage import usage_from
 
@@ -95,20 +95,19 @@ class Answering:
 
     async def _relay_stream(self, response: UpstreamResponse, headers: Headers) -> Finish:
         progress, tail, kept = self._progress, self._tail, _Kept()
+        whole = WholeEvents((b"\n",)) if isinstance(progress, LineWatch) else WholeEvents()
         await self._reply.start(response.status, [*without(headers, _STREAM_DROPS), *_STREAM_HEADERS])
         async for chunk in _stream_of(response, headers):
             tail.feed(chunk)
-            out = progress.feed(chunk)
+            out = whole.feed(progress.feed(chunk))
             if progress.first_token_seen:
                 self._first_token()
             if out:
                 kept.add(out)
                 await self._reply.body(out)
-        rest, last = progress.close(), tail.last_objects()
+        rest, last = whole.close() + progress.close(), tail.last_objects()
         failed = any(is_error(each) for each in last[-1:])
         if not failed and not tail.ended(self._exchange.api):
-            if rest:
-                await self._reply.body(rest)
             raise UpstreamFailed("the upstream ended its stream before the answer did")
         self._learn(last)
         if failed:

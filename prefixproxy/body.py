@@ -74,6 +74,14 @@ class Body:
         _walk(text, _after_space(text, 1 if text.startswith(_BOM) else 0), root, splices)
         return _splice(text, splices).encode("utf-8", "surrogatepass")
 
+    def member(self, key: str) -> bytes:
+        """The value of a top-level key in the client's own bytes, of duplicate keys the last. KeyError: none."""
+        text = self.raw.decode("utf-8", "surrogatepass")
+        start = _after_space(text, 1 if text.startswith(_BOM) else 0)
+        members, _ = _members(text, start, _Node(()), is_object=True)
+        found = {member.key: member for member in members}[key]
+        return text[found.value : found.end].encode("utf-8", "surrogatepass")
+
     def _with_new_keys(self, keys: dict[str, Any]) -> bytes:
         """Keys that were not there go behind the last member, which needs no walk through the body."""
         end = self.raw.rindex(b"}")

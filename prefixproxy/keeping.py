@@ -1,14 +1,17 @@
 """Keeps memories over a restart: loads them at start, writes what changed soon after it did.
 
-A change is written at once if nothing was written lately, so what one turn taught is on disk before the next one
-comes, also when the process is killed. Only changed entries are written. Reading them out runs on the event loop
-(their owners are not for threads), writing in a thread.
+A change is written at once; what changes while that runs, and in a pause behind it that is `PAUSE_RATIO` times as
+long, is written together next. So writing takes a fifth of the time at the most, and a kill loses what the last few
+milliseconds taught (on a slow disk `PAUSE_S` at the most, and the writing under way): the notes of a request are on
+disk while its answer is computed, what was answered a moment after its client has it. Only changed entries are
+written. Reading them out runs on the event loop (their owners are not for threads), writing in a thread.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -24,9 +27,13 @@ from prefixproxy.state import StateFile
 from prefixproxy.tools import ToolMemory
 
 PAUSE_S = 0.25
+PAUSE_RATIO = 4.0
 
 Rows = dict[str, Any]
 """JSON values by name; None: the entry is gone."""
+
+PARTS = {"families": "of seen prompts", "conversations": "of conversations", "suggestions": "of suggested rules"}
+"""What the stabiliser keeps, and what an entry is of."""
 
 log = logging.getLogger(__name__)
 
@@ -52,11 +59,14 @@ class StabiliserRows:
 
     def __init__(self, stabiliser: Stabiliser) -> None:
         self._stabiliser = stabiliser
+        self._refused: list[str] = []
+        """Rows that could not be read. They are taken out, so that they are told of once."""
 
     def changes(self) -> Rows:
         changed = self._stabiliser.changes()
-        parts = ("families", "conversations", "suggestions")
-        rows = {f"{self.prefix}{part}/{key}": entry for part in parts for key, entry in changed[part].items()}
+        rows: Rows = dict.fromkeys(self._refused)
+        self._refused.clear()
+        rows |= {f"{self.prefix}{part}/{key}": entry for part in PARTS for key, entry in changed[part].items()}
         return {**rows, f"{self.prefix}format": changed["format"]} if rows else {}
 
     def load(self, rows: Rows) -> None:
@@ -64,11 +74,25 @@ class StabiliserRows:
         state["format"] = rows.get(f"{self.prefix}format")
         for name, entry in rows.items():
             part, _, key = name.removeprefix(self.prefix).partition("/")
-            if key:
+            if key and part in PARTS:
                 state[part][key] = entry
+            elif key:
+                self._refused.append(name)
         refused = self._stabiliser.load(state)
-        if refused:
-            log.warning("%d entries of the state file could not be read", refused)
+        self._refused += [f"{self.prefix}{part}/{key}" for part, key in refused]
+        if self._refused:
+            log.warning("state: %s", _loss(Counter(row.split("/")[1] for row in self._refused)))
+
+
+def _loss(refused: Counter[str]) -> str:
+    """What it means that so many entries of each part are gone."""
+    counts = ", ".join(f"{refused[part]} {what}" for part, what in PARTS.items() if refused[part])
+    others = sum(n for part, n in refused.items() if part not in PARTS)
+    counts = ", ".join(filter(None, (counts, f"{others} others" if others else "")))
+    return (
+        f"{sum(refused.values())} entries were written by another version and are dropped ({counts}): "
+        "the next turn of such a conversation may be evaluated anew once; everything else was taken over"
+    )
 
 
 class SlotRows:
@@ -190,12 +214,15 @@ class Keeping:
         self._changed = asyncio.Event()
 
     def load(self) -> None:
-        """Take over what an earlier process left; what cannot be read is left out, with a warning."""
+        """Take over what an earlier process left; what cannot be read is dropped from the file, with a warning."""
         for kept in self._memories:
+            rows = self._state.rows(kept.prefix)
             try:
-                kept.load(self._state.rows(kept.prefix))
-            except (ValueError, KeyError, TypeError) as failure:
+                kept.load(rows)
+            except (ValueError, KeyError, TypeError, AttributeError) as failure:
                 log.warning("state %r cannot be used and starts empty: %s", kept.prefix, failure)
+                self._unwritten |= dict.fromkeys(rows)
+        self.changed()
 
     def changed(self) -> None:
         """Something may have changed; cheap, and may be called at any time."""
@@ -215,11 +242,13 @@ class Keeping:
         self._state.close()
 
     async def _keep_writing(self) -> None:
+        loop = asyncio.get_running_loop()
         while True:
             await self._changed.wait()
             self._changed.clear()
+            started = loop.time()
             await self.write()
-            await asyncio.sleep(PAUSE_S)
+            await asyncio.sleep(min(PAUSE_S, PAUSE_RATIO * (loop.time() - started)))
 
     async def write(self) -> None:
         """Write what has changed now. What cannot be written is tried again the next time."""

@@ -77,7 +77,7 @@ class Reply:
             if self._streams == b"ndjson":
                 await self.end((b"" if self._last.endswith(b"\n") else b"\n") + failure.body(self._path) + b"\n")
             elif self._streams:
-                # An event that broke off in its middle must not swallow this one.
+                # An event too long to be held back, and broken off in its middle, must not swallow this one.
                 gap = b"" if self._last.endswith(_EVENT_ENDS) else b"\n\n"
                 await self.end(gap + error_event(self._path, failure))
 

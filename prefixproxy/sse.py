@@ -78,6 +78,36 @@ class SSEReader:
         return plain + len(_LF) if plain >= 0 else 0
 
 
+class WholeEvents:
+    """Holds back the end of a stream's bytes until the event it belongs to is whole: nobody can read half an event, and
+    one that never comes to its end must not stand before the error that says so.
+
+    `ends`: what closes an event. A part longer than `max_bytes` passes as it is.
+    """
+
+    def __init__(self, ends: tuple[bytes, ...] = (_LF, _CRLF), max_bytes: int = HEAD_BYTES * 8) -> None:
+        self._ends = ends
+        self._max = max_bytes
+        self._held = b""
+
+    def feed(self, chunk: bytes) -> bytes:
+        """The bytes that the client gets now."""
+        held = self._held + chunk if self._held else chunk
+        if held.endswith(self._ends):
+            self._held = b""
+            return held
+        cut = max(held.rfind(end) + len(end) if end in held else 0 for end in self._ends)
+        if len(held) - cut > self._max:
+            cut = len(held)
+        self._held = held[cut:]
+        return held[:cut]
+
+    def close(self) -> bytes:
+        """What is still held back; nothing is afterwards."""
+        rest, self._held = self._held, b""
+        return rest
+
+
 def data_of(event: bytes) -> bytes | None:
     """The event's data, its lines joined by a line feed; None for an event without (a comment, a bare name)."""
     if event.startswith(b"data: ") and event.find(b"\n") >= len(event) - 2:

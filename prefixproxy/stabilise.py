@@ -21,7 +21,7 @@ from prefixproxy.stabilise_edits import edits_of, emptied, masked_texts, relocat
 from prefixproxy.stabilise_history import Notes, history_of, noted
 from prefixproxy.stabilise_learn import Learner, Suggestion
 from prefixproxy.stabilise_notes import is_small
-from prefixproxy.stabilise_state import export_changes, export_state, load_state
+from prefixproxy.stabilise_state import Refused, export_changes, export_state, load_state
 from prefixproxy.types import Relocation
 from prefixproxy.volatile import builtin_fragments, read_rule
 from prefixproxy.volatile_head import HeadReader, HeadView, cut_flags
@@ -140,8 +140,8 @@ class Stabiliser:
         "suggestions", None for one that is gone."""
         return export_changes(self._evidence, self._conversations, self._learner)
 
-    def load(self, state: Mapping[str, Any]) -> int:
-        """Take exported state back, beside what is known already. Returns how many entries did not fit."""
+    def load(self, state: Mapping[str, Any]) -> list[Refused]:
+        """Take exported state back, beside what is known already. Returns which entries did not fit."""
         wrong = load_state(state, self._evidence, self._conversations, self._learner)
         if self._policy.learned == "apply" and self._learner.suggestions():
             self._read_with_learned()

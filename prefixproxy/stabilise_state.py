@@ -15,6 +15,8 @@ from prefixproxy.stabilise_learn import Learner
 FORMAT = 1
 
 State = dict[str, Any]
+Refused = tuple[str, str]
+"""The part and the name of an entry."""
 
 
 def export_state(evidence: Evidence, conversations: Conversations, learner: Learner) -> State:
@@ -40,29 +42,31 @@ def export_changes(evidence: Evidence, conversations: Conversations, learner: Le
     }
 
 
-def load_state(state: Mapping[str, Any], evidence: Evidence, conversations: Conversations, learner: Learner) -> int:
-    """Take exported state back. Returns how many entries did not fit."""
-    wrong = 0
+def load_state(
+    state: Mapping[str, Any], evidence: Evidence, conversations: Conversations, learner: Learner
+) -> list[Refused]:
+    """Take exported state back. Returns which entries did not fit: of another format, all."""
+    wrong: list[Refused] = []
     if state.get("format") != FORMAT:
-        return 0
+        return [(part, key) for part in ("families", "conversations", "suggestions") for key, _ in _items(state, part)]
     for key, entry in _items(state, "families"):
         try:
             evidence.load(bytes.fromhex(key), entry)
         except (KeyError, TypeError, ValueError):
-            wrong += 1
+            wrong.append(("families", key))
     loaded = []
     for ident, entry in _items(state, "conversations"):
         try:
             loaded.append(_conversation(ident, entry))
         except (KeyError, TypeError, ValueError, IndexError):
-            wrong += 1
+            wrong.append(("conversations", ident))
     for conversation in sorted(loaded, key=lambda c: c.serial):
         conversations.load(conversation)
     for name, entry in _items(state, "suggestions"):
         try:
             learner.load(name, entry)
         except (KeyError, TypeError, ValueError):
-            wrong += 1
+            wrong.append(("suggestions", name))
     for owner in (evidence, conversations, learner):
         owner.fresh.clear()
     return wrong

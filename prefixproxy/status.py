@@ -18,7 +18,7 @@ from starlette.routing import Route
 
 from prefixproxy import __version__
 from prefixproxy.admission import AdmissionControl
-from prefixproxy.body import Body, json_bytes, parse_json
+from prefixproxy.body import Body
 from prefixproxy.dispatch import Dispatcher
 from prefixproxy.errors import BadRequest, ProxyError, UpstreamTimedOut, UsageError
 from prefixproxy.intake import read_body
@@ -204,17 +204,19 @@ class Status:
     async def explain(self, request: Request) -> Response:
         """What would be sent upstream for a body, and why; nothing is sent, nothing is remembered."""
         raw = await read_body(request.scope, request.receive, self._parts.max_body_bytes)
-        asked = Body.parse(raw).data
-        path, body = asked.get("path", "/v1/chat/completions"), asked.get("body")
-        if path not in API_OF_PATH:
+        asked = Body.parse(raw)
+        path = asked.data.get("path", "/v1/chat/completions")
+        if not isinstance(path, str) or path not in API_OF_PATH:
             raise BadRequest(f"path: one of {', '.join(sorted(API_OF_PATH))}")
-        if not isinstance(body, dict):
+        if not isinstance(asked.data.get("body"), dict):
             raise BadRequest("body: the request body to explain, as a JSON object")
-        parsed = Body.parse(json_bytes(body))
+        parsed = Body.parse(asked.member("body"))
         for _ in self._parts.planner.read_ahead(API_OF_PATH[path], parsed):
             await asyncio.sleep(0)
         plan = self._parts.planner.explain(API_OF_PATH[path], parsed, self._parts.clock())
-        return _json(explanation(plan, self._parts.dispatcher))
+        sent, told = plan.rendered(), _json_bytes(explanation(plan, self._parts.dispatcher))
+        # in the bytes that would be sent: read and written again, numbers would come out in another spelling
+        return _answer(b'{"body":' + sent + b"," + told.removeprefix(b"{"))
 
     async def admission(self, request: Request) -> Response:
         if request.method == "PATCH":
@@ -231,10 +233,9 @@ class Status:
 
 
 def explanation(plan: Plan, dispatcher: Dispatcher) -> dict[str, Any]:
-    """A plan as JSON: the body to send, what was moved, where the prompt's parts stand."""
+    """A plan as JSON, all but the body to send: what was moved, where the prompt's parts stand."""
     segments = plan.canonical.segments if plan.canonical else ()
     return {
-        "body": parse_json(plan.rendered()),
         "changed": bool(plan.edits),
         "relocations": [asdict(relocation) for relocation in plan.relocations],
         "family": plan.family,
@@ -311,10 +312,17 @@ def _since(given: str | None) -> float:
 
 
 def _json(value: Mapping[str, Any]) -> Response:
+    return _answer(_json_bytes(value))
+
+
+def _json_bytes(value: Mapping[str, Any]) -> bytes:
     try:
-        body = orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS)
-    except orjson.JSONEncodeError:  # a client's body, deeper than orjson writes or with a lone surrogate
-        body = json.dumps(value, separators=(",", ":")).encode()
+        return orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS)
+    except orjson.JSONEncodeError:  # a client's text with a lone surrogate
+        return json.dumps(value, separators=(",", ":")).encode()
+
+
+def _answer(body: bytes) -> Response:
     return Response(body, headers={"content-type": "application/json"})
 
 

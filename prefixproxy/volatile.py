@@ -121,6 +121,8 @@ def _read_file(name: str, text: str, fragments: Mapping[str, str], *, checked: b
             _Table(table, name, fragments, number, companion=kind == "companion", checked=checked).rule()
             for number, table in enumerate(tables, 1)
         ]
+    if not out:
+        raise UsageError(f"{name}: there is no rule in it; a rule file holds [[rule]] tables")
     return out
 
 

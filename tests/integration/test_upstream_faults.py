@@ -60,6 +60,29 @@ async def test_a_stream_that_breaks_off_ends_in_an_error_event(fault: Any) -> No
         assert len(stub.generating()) == 1
 
 
+@pytest.mark.parametrize("end", ["cut", "reset"])
+async def test_half_an_event_never_stands_before_the_error(end: str) -> None:
+    """A client that reads event by event would fail on it, and never come to what went wrong."""
+    half_sent = asyncio.Event()
+
+    async def broken(exchange: Exchange) -> None:
+        await exchange.stream_head()
+        await exchange.send(token("Fi") + token("ne.")[:30])
+        await half_sent.wait()
+        getattr(exchange, end)()
+
+    async with proxied_stub() as (stub, running), httpx.AsyncClient(base_url=running.url) as client:
+        stub.next_answers.append(broken)
+        async with client.stream("POST", CHAT, json=chat()) as answer:
+            chunks = answer.aiter_bytes()
+            got = await anext(chunks)
+            half_sent.set()
+            got += b"".join([chunk async for chunk in chunks])
+    first, error, rest = got.split(b"\n\n")
+    assert (first + b"\n\n", rest) == (token("Fi"), b"")
+    assert orjson.loads(error.removeprefix(b"data: "))["error"]["code"] == "upstream_error"
+
+
 @pytest.mark.parametrize("fault", [cut_behind_a_token, reset_behind_a_token])
 async def test_a_json_client_gets_502_when_the_stream_breaks_off(fault: Any) -> None:
     async with proxied_stub() as (stub, running), httpx.AsyncClient(base_url=running.url) as client:

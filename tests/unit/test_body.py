@@ -171,3 +171,20 @@ def test_many_edits_of_one_list_are_all_done() -> None:
 def test_json_bytes_falls_back_where_orjson_refuses() -> None:
     assert json_bytes({"b": 1, "a": "é"}) == '{"b":1,"a":"é"}'.encode()
     assert json_bytes(["\ud800", 2**70]) == b'["\xed\xa0\x80",%d]' % 2**70
+
+
+@pytest.mark.parametrize(
+    ("raw", "value"),
+    [
+        (b' {"a" : 1.0E-2 ,"b":2}', b"1.0E-2"),
+        (b'\xef\xbb\xbf{"a":1,"\\u0061":{"n": 123456789012345678901}}', b'{"n": 123456789012345678901}'),
+        (b'{"b":{"a":0},"a":"\\ud800"}', b'"\\ud800"'),
+    ],
+)
+def test_a_member_is_the_clients_own_bytes(raw: bytes, value: bytes) -> None:
+    assert Body.parse(raw).member("a") == value
+
+
+def test_a_member_that_is_not_there_is_a_key_error() -> None:
+    with pytest.raises(KeyError):
+        Body.parse(b'{"b":{"a":0}}').member("a")

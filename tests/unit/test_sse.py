@@ -11,6 +11,7 @@ from prefixproxy.sse import (
     SSEOverflow,
     SSEReader,
     StreamTail,
+    WholeEvents,
     data_of,
     is_error,
     object_of,
@@ -305,3 +306,24 @@ def test_a_last_event_too_long_to_keep_is_the_end_if_it_is_whole(cut: int, ended
 def test_errors_are_known_in_every_spelling(event: dict[str, object]) -> None:
     assert is_error(event)
     assert not is_error({"type": "response.completed", "response": {"error": None}})
+
+
+@pytest.mark.parametrize("cut", range(1, 40))
+def test_half_an_event_is_held_back_until_it_is_whole(cut: int) -> None:
+    stream, first = b'data: {"a":1}\n\ndata: {"b":2}\r\n\r\ndata: [DONE]', b'data: {"a":1}\n\n'
+    whole = WholeEvents()
+    begun = whole.feed(stream[:cut])
+    assert begun in (b"", first, stream[: stream.index(b"data: [DONE]")])
+    assert begun + whole.feed(stream[cut:]) == stream[: stream.index(b"data: [DONE]")]
+    assert (whole.close(), whole.close()) == (b"data: [DONE]", b"")
+
+
+def test_lines_are_held_back_likewise_and_what_is_too_long_passes() -> None:
+    lines = WholeEvents((b"\n",), max_bytes=4)
+    assert [lines.feed(part) for part in (b'{"a', b"}\n{", b"}\n", b"12345", b"6\n")] == [
+        b"",
+        b'{"a}\n',
+        b"{}\n",
+        b"12345",
+        b"6\n",
+    ]

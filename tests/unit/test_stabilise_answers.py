@@ -45,7 +45,7 @@ def test_each_lane_goes_on_with_its_own_note(answer: str, lane: int) -> None:
 def test_also_after_a_restart() -> None:
     first, second = Stabiliser(RULES), Stabiliser(RULES)
     a, _ = two_lanes(first)
-    assert second.load(json.loads(json.dumps(first.export()))) == 0
+    assert second.load(json.loads(json.dumps(first.export()))) == []
     assert rendered(next_turn(second, "I am A.")).startswith(rendered(a))
 
 
@@ -97,7 +97,7 @@ def test_lanes_that_differ_in_their_ids_alone_keep_their_own_notes(restart: bool
         sent[ident] = done.prompt
     if restart:
         state, s = json.loads(json.dumps(s.export())), Stabiliser(RULES)
-        assert s.load(state) == 0
+        assert s.load(state) == []
     for ident, before in sent.items():
         turns = (*looped(ident), "a:B", "u:more", "a:C", "u:third")
         later = s.apply(prompt_of(HEAD.format(9), *turns), 9.0, request_id=f"{ident}-later").prompt

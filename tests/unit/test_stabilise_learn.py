@@ -73,7 +73,7 @@ def test_suggestions_survive_a_restart_and_learn_on() -> None:
     )
     state = json.loads(json.dumps(s.export()))
     again = Stabiliser(RULES)
-    assert again.load(state) == 0
+    assert again.load(state) == []
     assert again.suggestions() == s.suggestions() != ()
     assert again.changes()["suggestions"] == {}
     for line in ("Deck clock reads 10:02", "Deck clock reads 10:03"):
@@ -81,7 +81,7 @@ def test_suggestions_survive_a_restart_and_learn_on() -> None:
     (suggestion,) = again.suggestions()
     assert (suggestion.values, suggestion.last_seen) == (4, 9.0)
     assert list(again.changes()["suggestions"]) == [suggestion.name]
-    assert Stabiliser(RULES, StabilisePolicy(learned="off")).load(state) == 0
+    assert Stabiliser(RULES, StabilisePolicy(learned="off")).load(state) == []
 
 
 def test_set_to_apply_a_learned_rule_acts_after_a_restart_too() -> None:
@@ -101,5 +101,5 @@ def test_what_is_no_suggestion_is_not_taken_back(broken: dict[str, object]) -> N
     (name,) = state["suggestions"]
     state["suggestions"][name] |= broken
     again = Stabiliser(RULES)
-    assert again.load(state) == 1
+    assert again.load(state) == [("suggestions", name)]
     assert again.suggestions() == ()

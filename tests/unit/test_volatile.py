@@ -498,3 +498,9 @@ HOSTILE = [
 def test_hostile_lines_by_the_thousand_are_read_in_bounded_time(line: str) -> None:
     head = "\n".join(f"{line}{i}" for i in range(1500)) + "\n" + line * 200
     assert not Stabiliser(RULES).apply(prompt_of(head, "u:Hi"), 0.0).edits
+
+
+@pytest.mark.parametrize("text", ["", "# nothing yet\n", "rule = []\n"])
+def test_a_file_without_a_rule_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=r"^mine\.toml: there is no rule in it"):
+        load_rules([("mine.toml", text)])
