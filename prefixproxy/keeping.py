@@ -1,10 +1,10 @@
 """Keeps memories over a restart: loads them at start, writes what changed soon after it did.
 
 A change is written at once; what changes while that runs, and in a pause behind it that is `PAUSE_RATIO` times as
-long, is written together next. So writing takes a fifth of the time at the most, and a kill loses what the last few
-milliseconds taught (on a slow disk `PAUSE_S` at the most, and the writing under way): the notes of a request are on
-disk while its answer is computed, what was answered a moment after its client has it. Only changed entries are
-written. Reading them out runs on the event loop (their owners are not for threads), writing in a thread.
+long, is written together next. So writing takes a fifth of the time at the most. No answer waits for it: a kill loses
+what the last moment taught, which is the writing under way and the pause behind one (milliseconds; `PAUSE_S` where
+writing is slow). What is lost costs the conversation one evaluation. Only changed entries are written. Reading them
+out runs on the event loop (their owners are not for threads), writing in a thread.
 """
 
 from __future__ import annotations

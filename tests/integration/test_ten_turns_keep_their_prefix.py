@@ -5,21 +5,28 @@ The second test kills the proxy (no chance to tidy up) between any two rounds an
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import signal
+import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
+import orjson
 import pytest
 from running_engine import RunningEngine
+from stub_upstream import Exchange, StubUpstream, event
+from threads import in_thread
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 
@@ -91,7 +98,7 @@ def until_ready(url: str) -> None:
 
 
 def until_kept(state: Path) -> None:
-    """Until the state file has stopped changing: the proxy writes at once, then not again within a quarter second."""
+    """Until the state file has stopped changing: no answer waits for what is written behind it."""
     seen: tuple[int, ...] = ()
     files = (state, state.with_name(state.name + "-wal"))
     for _ in range(100):
@@ -118,3 +125,45 @@ def test_also_when_the_proxy_is_killed_between_turns(
             for turn in (first, first + 1):
                 take_turn(url, lanes, turn)
             until_kept(state)
+
+
+HEAD = "Current time: 2026-03-14 10:00:{:02d}\nYou are the clerk of a map archive.\nBe brief."
+
+
+def test_a_kill_straight_after_an_answer_loses_no_note_that_went_before_it(tmp_path: Path) -> None:
+    """Nothing but the answer comes between the note's writing and the kill."""
+    state, may_answer = tmp_path / "state.db", threading.Event()
+
+    async def held(exchange: Exchange) -> None:
+        await asyncio.to_thread(may_answer.wait, 60)
+        await exchange.stream_head()
+        said = {"index": 0, "delta": {"content": "Fine."}, "finish_reason": "stop"}
+        await exchange.send(event({"choices": [said]}) + b"data: [DONE]\n\n")
+
+    def ask(url: str, second: int, *turns: dict[str, str]) -> httpx.Response:
+        messages = [{"role": "system", "content": HEAD.format(second)}, *turns]
+        return httpx.post(f"{url}/v1/chat/completions", json={"messages": messages, "stream": True}, timeout=60)
+
+    first, answer, more = {"role": "user", "content": "Hello."}, {"role": "assistant", "content": "Fine."}, "And now?"
+    with in_thread("stub", StubUpstream) as stub, ThreadPoolExecutor(1) as client:
+        stub.next_answers += [held, held]
+        with proxy(stub.url, state) as url:
+            asked = client.submit(ask, url, 1, first)
+            until_noted(state)
+            may_answer.set()
+            assert asked.result().status_code == 200
+        with proxy(stub.url, state) as url:
+            assert ask(url, 2, first, answer, {"role": "user", "content": more}).status_code == 200
+        before, after = (orjson.loads(seen.body)["messages"] for seen in stub.generating())
+    assert "10:00:01" in before[-1]["content"]
+    assert after[:3] == [*before, answer]
+
+
+def until_noted(state: Path) -> None:
+    """Until a conversation is in the state file."""
+    deadline = time.monotonic() + 60
+    with closing(sqlite3.connect(f"{state.as_uri()}?mode=ro", uri=True)) as opened:
+        query = "SELECT count(*) FROM state WHERE name LIKE 'stabilise/conversations/%'"
+        while opened.execute(query).fetchone() == (0,):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
