@@ -36,7 +36,7 @@ class Step:
     `newest` is its newest user message, `notes` how many of the conversation's notes it carried, `large` the texts that
     stood in the newest message alone, by field. `prefill`: an assistant message followed, to be continued. `answer`:
     the digest of what was answered, where it is known. `ids`: a digest of the tool-call ids in these messages, which
-    `key` leaves out.
+    `key` leaves out. `kept`: the spans that were sent in their place, and the digests of their values.
     """
 
     key: bytes
@@ -46,6 +46,7 @@ class Step:
     prefill: bool = False
     answer: bytes = b""
     ids: bytes = b""
+    kept: tuple[tuple[int, bytes], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,8 @@ class Conversation:
     def n_bytes(self) -> int:
         """Roughly what it takes of memory."""
         large = sum(len(text) for step in self.steps for _, text in step.large)
-        return 300 + 160 * len(self.steps) + sum(100 + len(n.text) for n in self.notes) + large
+        kept = 120 * sum(len(step.kept) for step in self.steps)
+        return 300 + 160 * len(self.steps) + sum(100 + len(n.text) for n in self.notes) + large + kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,11 +139,13 @@ class Conversations:
         lane: Lane,
         answers: Mapping[bytes, bytes] | None = None,
         ids: Mapping[bytes, bytes] | None = None,
+        values: Sequence[bytes] = (),
     ) -> Place | None:
         """Where a request goes on. `keys` are the hashes of its history before each answer, the longest first, each
         with whether that answer is only begun (a prefill that the request wants continued). `answers`: the digest of
         the answer behind each key. Whoever was given just that answer is meant before anybody else, and of those
-        whoever has the same tool-call `ids`: as clients may give them anew each time, others are not shut out."""
+        whoever has the same tool-call `ids`: as clients may give them anew each time, others are not shut out. `values`
+        are the digests of all spans: whoever sent just those in their place is likelier meant."""
         for key, begun in keys:
             places = [
                 Place(conversation, index)
@@ -153,7 +157,7 @@ class Conversations:
             meant = heard or places
             same_ids = [place for place in meant if place.step.ids == (ids or {}).get(key, b"")]
             for candidates in (same_ids, meant):
-                place = _own(candidates, lane) if candidates else None
+                place = _own(candidates, lane, values) if candidates else None
                 if place is not None:
                     return place
         return None
@@ -235,7 +239,12 @@ def told(notes: Iterable[Note]) -> Mapping[int, str]:
     return {note.field: note.text for note in notes}
 
 
-def _own(places: Sequence[Place], lane: Lane) -> Place | None:
+def kept_now(step: Step, values: Sequence[bytes]) -> frozenset[int]:
+    """The spans that this request was sent with in their place, and that have the same value still."""
+    return frozenset(number for number, value in step.kept if number < len(values) and values[number] == value)
+
+
+def _own(places: Sequence[Place], lane: Lane, values: Sequence[bytes]) -> Place | None:
     """The place that is this lane's: no value that tells lanes apart may differ."""
     if lane.hint:
         places = [p for p in places if p.conversation.lane.hint in ("", lane.hint)]
@@ -246,7 +255,7 @@ def _own(places: Sequence[Place], lane: Lane) -> Place | None:
         alone = len({p.conversation.lane.weak for p in places}) == 1
         exact = same if lane.strict and alone else []
     ours = [p for p in exact if _agrees(p, exact, lane)]
-    return max(ours, key=lambda p: _rank(p, lane), default=None)
+    return max(ours, key=lambda p: _rank(p, lane, values), default=None)
 
 
 def _agrees(place: Place, rivals: Sequence[Place], lane: Lane) -> bool:
@@ -259,13 +268,14 @@ def _agrees(place: Place, rivals: Sequence[Place], lane: Lane) -> bool:
     return True
 
 
-def _rank(place: Place, lane: Lane) -> tuple[bool, int, bool, int, bytes]:
-    """Best: named so by the client, most fields equal, not gone on from yet, newest."""
+def _rank(place: Place, lane: Lane, values: Sequence[bytes]) -> tuple[bool, int, int, bool, int, bytes]:
+    """Best: named so by the client, most fields equal, most values still in place, not gone on from yet, newest."""
     other = place.conversation.lane
     equal = len(set(other.fields) & set(lane.fields))
     return (
         bool(lane.hint) and other.hint == lane.hint,
         equal,
+        len(kept_now(place.step, values)),
         place.is_last,
         place.conversation.serial,
         place.conversation.id,

@@ -14,7 +14,7 @@ from hashlib import blake2b
 from typing import Any, Literal
 
 from prefixproxy.chat import apply_edits, message_digest
-from prefixproxy.conversations import HEAD_END, Change, Conversations, Place, told
+from prefixproxy.conversations import HEAD_END, Change, Conversations, Place, kept_now, told
 from prefixproxy.evidence import Evidence, value_digest
 from prefixproxy.prompt import Edit, Message, Prompt
 from prefixproxy.stabilise_edits import edits_of, emptied, masked_texts, relocations_of
@@ -171,14 +171,17 @@ class Stabiliser:
         history = history_of(prompt, view, values, lane)
         place = None
         if view.spans:
-            place = self._conversations.find(history.known(), history.lane, history.heard(), history.called())
-        cut = cut_flags(view, self._known_to_change(view, values, place))
+            place = self._conversations.find(history.known(), history.lane, history.heard(), history.called(), values)
+        settled = kept_now(place.step, values) if place else frozenset()
+        flags = cut_flags(view, self._known_to_change(view, values, place))
+        cut = [flag and i not in settled for i, flag in enumerate(flags)]
         if history.newest == HEAD_END or emptied(view, cut):
             cut = _held_back(view, cut, empty=emptied(view, cut))
         notes = None
-        if any(cut):
+        if view.spans:
             texts = {i: span.note for i, span in enumerate(view.spans) if cut[i]}
-            notes = noted(history, place, texts, self._newest_only(view, texts))
+            kept = [(i, value) for i, value in enumerate(values) if not cut[i]]
+            notes = noted(history, place, texts, self._newest_only(view, texts), kept)
         return _Decision(
             view=view,
             values=values,
@@ -186,7 +189,7 @@ class Stabiliser:
             relocations=relocations_of(prompt, view, cut),
             conversation=notes.conversation.label if notes else history.label,
             notes=notes,
-            undecided=not all(cut),
+            undecided=not all(c or i in settled for i, c in enumerate(cut)),
         )
 
     def _newest_only(self, view: HeadView, texts: Mapping[int, str]) -> set[int]:

@@ -108,8 +108,14 @@ def history_of(prompt: Prompt, view: HeadView, values: Sequence[bytes], hint: st
     )
 
 
-def noted(history: History, place: Place | None, texts: Mapping[int, str], newest_only: Collection[int]) -> Notes:
-    """Where each of these texts (by field) is told.
+def noted(
+    history: History,
+    place: Place | None,
+    texts: Mapping[int, str],
+    newest_only: Collection[int],
+    kept: Sequence[tuple[int, bytes]] = (),
+) -> Notes:
+    """Where each of these texts (by field) is told; `kept` are the spans that stay in the head, and their digests.
 
     A value goes into the first user message of a new conversation, else into the newest one, and stays there. Inside a
     tool loop, where the newest user message has been sent before, values stay as they were told. The fields
@@ -135,7 +141,15 @@ def noted(history: History, place: Place | None, texts: Mapping[int, str], newes
     if large:
         by_message[history.newest] = (*by_message.get(history.newest, ()), *(text for _, text in large))
     at = history.asked
-    step = Step(history.keys[at], history.newest, len(new), tuple(large), prefill=history.prefill, ids=history.ids[at])
+    step = Step(
+        history.keys[at],
+        history.newest,
+        len(new),
+        tuple(large),
+        prefill=history.prefill,
+        ids=history.ids[at],
+        kept=tuple(kept),
+    )
     return Notes(by_message, _with_step(history, place, step, new, texts))
 
 
@@ -147,7 +161,8 @@ def _with_step(
     else:
         # the same request again finds the same entry; another value under the same messages makes another one
         state = blake2b(place.conversation.id if place else b"", digest_size=16)
-        state.update(step.key + step.ids + repr((history.lane, sorted(texts.items()))).encode("utf-8", "surrogatepass"))
+        told_here = repr((history.lane, sorted(texts.items()), step.kept))
+        state.update(step.key + step.ids + told_here.encode("utf-8", "surrogatepass"))
         ident = state.digest()
     if place is None:
         return Conversation(ident, history.label, history.lane, (step,), tuple(new))

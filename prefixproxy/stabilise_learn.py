@@ -149,7 +149,7 @@ class Learner:
         taught = False
         for number, old, new in differing:
             found = _generalised(old, new)
-            if found is None:
+            if found is None or _n_lines(found.start, texts) > 1:
                 continue
             name = _name(found)
             if name not in self._learned:
@@ -246,6 +246,13 @@ def _name(found: _Generalised) -> str:
     words = re.findall(r"[a-z]{3,12}", "".join(c for c in plain if not combining(c)))[:3]
     digest = blake2b(found.pattern.encode("utf-8", "surrogatepass"), digest_size=2).hexdigest()
     return "-".join(("learned", *words, digest))
+
+
+def _n_lines(start: str, texts: Sequence[tuple[str, str]]) -> int:
+    """How many lines begin with this label: more than one, and they head records, which no rule may take them from."""
+    if sum(map(str.isalpha, start)) < MIN_FIXED and not start.rstrip().endswith((":", "=")):
+        return 0
+    return sum(_bare(line).startswith(start) for _, text in texts if start in text for line in text.split("\n"))
 
 
 def _located(number: int, texts: Sequence[tuple[str, str]]) -> tuple[str, int]:

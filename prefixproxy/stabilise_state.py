@@ -116,7 +116,8 @@ def _entry(c: Conversation) -> dict[str, Any]:
 
 def _step_row(step: Step) -> list[Any]:
     large = [list(pair) for pair in step.large]
-    return [step.key.hex(), step.newest, step.notes, large, step.prefill, step.answer.hex(), step.ids.hex()]
+    kept = [[number, value.hex()] for number, value in step.kept]
+    return [step.key.hex(), step.newest, step.notes, large, step.prefill, step.answer.hex(), step.ids.hex(), kept]
 
 
 def _conversation(ident: str, entry: dict[str, Any]) -> Conversation:
@@ -135,9 +136,10 @@ def _conversation(ident: str, entry: dict[str, Any]) -> Conversation:
             large=tuple((int(f), str(t)) for f, t in large),
             prefill=bool(prefill),
             answer=bytes.fromhex(answer),
-            ids=bytes.fromhex(ids[0]) if ids else b"",
+            ids=bytes.fromhex(more[0]) if more else b"",
+            kept=tuple((int(f), bytes.fromhex(value)) for f, value in more[1]) if len(more) > 1 else (),
         )
-        for key, newest, n_notes, large, prefill, answer, *ids in entry["steps"]
+        for key, newest, n_notes, large, prefill, answer, *more in entry["steps"]
     )
     if not steps or any(not 0 <= step.notes <= len(notes) for step in steps):
         raise ValueError("steps and notes do not fit")

@@ -38,6 +38,8 @@ MAX_KNOWN_CHARS = 8 << 20
 """Heads whose reading is kept, and their characters: most requests are read twice, and many heads stay as they are."""
 
 
+_LABEL = re.compile(r"[^\W\d_][^\d:=：#\n]*")
+_TAG_NAME = re.compile(r"<[A-Za-z][\w.:-]*")
 _BLANK_LINES = re.compile(r"(?:[ \t]*\r?\n)+")
 
 
@@ -230,6 +232,7 @@ def cut_flags(view: HeadView, changed: Sequence[bool]) -> list[bool]:
 def _spans(texts: Sequence[HeadText], found: Sequence[tuple[int, Found]], mentions: Counter[str]) -> tuple[Span, ...]:
     if len(found) > MAX_SPANS:
         return ()
+    found = _told_once(texts, found)
     opens = _touching(texts, found)
     closes = _touching(texts, found, backwards=True)
     out = []
@@ -255,6 +258,19 @@ def _spans(texts: Sequence[HeadText], found: Sequence[tuple[int, Found]], mentio
             )
         )
     return tuple(out)
+
+
+def _told_once(texts: Sequence[HeadText], found: Sequence[tuple[int, Found]]) -> list[tuple[int, Found]]:
+    """Without those whose label stands before several of them: they head records, and mean nothing without these."""
+    labels = [_label(texts[number].text[f.note_start : f.note_end], f.rule) for number, f in found]
+    counted = Counter(labels)
+    return [one for one, label in zip(found, labels, strict=True) if counted[label] == 1]
+
+
+def _label(note: str, rule: Rule) -> str:
+    """What a statement says before its value, or the name of its tag, in small letters."""
+    found = (_TAG_NAME if rule.where == "element" else _LABEL).search(note[:MAX_PIECE])
+    return found[0].strip().lower() if found else note
 
 
 def _touching(texts: Sequence[HeadText], found: Sequence[tuple[int, Found]], *, backwards: bool = False) -> list[bool]:

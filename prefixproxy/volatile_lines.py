@@ -69,7 +69,7 @@ _SAMPLE = re.compile(r"\b(?:examples?|samples?|few[- ]?shots?|demonstrations?)\b
 _LEADING = re.compile(r"[\s\-•‣◦#]*")
 _BRACKETS = {"[": "]", "(": ")"}
 _BETWEEN = re.compile(r"[.!]?[\])]?(?:\s*[|;,·•/—–]\s*|\s+-\s+|\s+|$)[\[(]?|[.!]$")
-_SENTENCE_START = re.compile(r"(?:^|(?<=[.!?])|(?<=[.!?][\"')\]]))\s*(?=\S)")
+_SENTENCE_START = re.compile(r"(?:^\s*|(?:(?<=[.!?])|(?<=[.!?][\"')\]]))\s+)(?=\S)")
 _SENTENCE_END = re.compile(r"[.!]?(?=\s|$)")
 _FULL_STOP = re.compile(r"[.!]|(?<=[.!])")
 _ABBREVIATIONS = ("e.g.", "i.e.", "etc.", "vs.", "cf.", "ex.")
