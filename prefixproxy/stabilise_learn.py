@@ -181,11 +181,20 @@ def _differing(a: _Head, b: _Head) -> list[tuple[int, str, str]]:
 _VALUE_BEGUN = re.compile(r"(?:\w*\d[\d:.,/\-]*\w*|\w+)$")
 _VALUE_ENDED = re.compile(r"^(?:\w*[\d:.,/\-]*\d\w*|\w+)")
 """What both lines share of a value belongs to it: the hour of two clocks, a word that differs in its end."""
+_LABEL_ENDED = re.compile(r"[:=：](?!\d)\s*(?=.*\d)")
+_STILL = re.compile(r"\S*\d\S*")
+_STATELY = re.compile(r"\d[:./-]\d|\d\D*\d\D*\d\D*\d|\d[A-Za-z]\w*\d|[A-Za-z]\d\w*[A-Za-z]")
+_OF_A_DATE = re.compile(
+    r"(?:mon|tue|wed|thu|fri|sat|sun|jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]{0,6}[.,]?|at|on|the|of|,|-|–",
+    re.IGNORECASE,
+)
+_NEW_SENTENCE = re.compile(r"\s(?-i:[A-ZÄÖÜÀ-Ý])[\w'’]*,?(?:\s[\w'’,;]+){2,}[.!?]?$")
 
 
 @dataclass(frozen=True, slots=True)
 class _Generalised:
-    """What two lines have in common: the text before and behind their values."""
+    """What two lines have in common: the text before and behind their values. In both, what has not changed yet but
+    looks like a date, a time or an id may change as well."""
 
     where: str
     start: str
@@ -194,7 +203,7 @@ class _Generalised:
 
     @property
     def pattern(self) -> str:
-        return f"{_escaped(self.start)}.{{1,300}}{_escaped(self.end) or '+'}"
+        return f"{_opened(self.start)}.{{1,300}}{_opened(self.end) or '+'}"
 
 
 def _generalised(old: str, new: str) -> _Generalised | None:
@@ -212,11 +221,42 @@ def _generalised(old: str, new: str) -> _Generalised | None:
         start = _VALUE_BEGUN.sub("", start)
         end = _common(a[len(start) :][::-1], b[len(start) :][::-1])[::-1]
         end = _VALUE_ENDED.sub("", end)
+        start, end = _before_date(start), _behind_date(end)
+        if _NEW_SENTENCE.search(end):
+            continue
         if sum(map(str.isalpha, start + end)) >= MIN_FIXED:
             values = (text[len(start) : len(text) - len(end)] for text in (a, b))
             labelled = start.rstrip().endswith((":", "="))
             return _Generalised(where, start, end, labelled or any(map(_DIGIT.search, values)))
     return None
+
+
+def _before_date(start: str) -> str:
+    """The text in front of a value, less what stands between it and its label, or before it as part of a date."""
+    label = _LABEL_ENDED.search(start)
+    if label:
+        return start[: label.end()]
+    words = list(re.finditer(r"\S+", start))
+    first = len(words)
+    for number in reversed(range(len(words))):
+        if _STILL.fullmatch(words[number][0]):
+            first = number
+        elif not _OF_A_DATE.fullmatch(words[number][0]):
+            break
+        elif number + 1 == first and len(words[number][0]) > 2:
+            first = number
+    return start[: words[first].start()] if first < len(words) else start
+
+
+def _behind_date(end: str) -> str:
+    """The text behind a value, less the rest of a date that begins there."""
+    last = 0
+    for word in re.finditer(r"\S+", end):
+        if _STILL.fullmatch(word[0]):
+            last = word.end()
+        elif not _OF_A_DATE.fullmatch(word[0]):
+            break
+    return end[last:]
 
 
 def _bare(line: str) -> str:
@@ -238,6 +278,16 @@ def _common(a: str, b: str) -> str:
 
 def _escaped(text: str) -> str:
     return re.escape(text).replace("\\ ", r"\s")
+
+
+def _opened(text: str) -> str:
+    """The text as a pattern that lets each date, time and id in it change."""
+    pieces, pos = list[str](), 0
+    for word in re.finditer(r"\S+", text):
+        if _STATELY.search(word[0]):
+            pieces += (_escaped(text[pos : word.start()]), r"\S{1,80}+")
+            pos = word.end()
+    return "".join((*pieces, _escaped(text[pos:])))
 
 
 def _name(found: _Generalised) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 
 import pytest
 from prompting import prompt_of
@@ -103,3 +104,47 @@ def test_what_is_no_suggestion_is_not_taken_back(broken: dict[str, object]) -> N
     again = Stabiliser(RULES)
     assert again.load(state) == [("suggestions", name)]
     assert again.suggestions() == ()
+
+
+def pattern_of(s: Stabiliser) -> re.Pattern[str]:
+    (suggestion,) = s.suggestions()
+    return re.compile(tomllib.loads(suggestion.toml)["rule"][0]["pattern"])
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "tomorrow"),
+    [
+        (
+            "Waktu di kantor: 14/03/2026 20:37:19",
+            "Waktu di kantor: 14/03/2026 20:37:24",
+            "Waktu di kantor: 02/11/2027 08:01:00",
+        ),
+        (
+            "Deck clock reads Saturday, March 14, 2026 at 20:37",
+            "Deck clock reads Saturday, March 14, 2026 at 20:38",
+            "Deck clock reads Sunday, June 1, 2027 at 07:00",
+        ),
+        (
+            "Deck clock reads 20:37 on March 14, 2026 in the hall",
+            "Deck clock reads 20:38 on March 14, 2026 in the hall",
+            "Deck clock reads 07:00 on June 1, 2027 in the hall",
+        ),
+        (
+            "By the table of 2026-03-14 water stands at 3 m",
+            "By the table of 2026-03-14 water stands at 4 m",
+            "By the table of 2026-03-15 water stands at 5 m",
+        ),
+    ],
+)
+def test_what_looks_like_a_date_and_has_not_changed_yet_may_change_too(first: str, second: str, tomorrow: str) -> None:
+    known = pattern_of(taught(first, second))
+    assert all(known.fullmatch(line) for line in (first, second, tomorrow))
+    assert not known.fullmatch("Waktu yang lain: 14/03/2026 20:37:19")
+
+
+def test_an_instruction_behind_the_value_is_not_moved_with_it() -> None:
+    head = "You are a reviewer. Waktu di kantor: 14/03/2026 20:37:1%d Be brief and read all rules. Read them twice."
+    stabiliser = Stabiliser(RULES, StabilisePolicy(learned="apply"))
+    for i in range(5):
+        assert stabiliser.apply(prompt_of(head % i, f"u:Question {i}"), float(i)).edits == ()
+    assert stabiliser.suggestions() == ()
