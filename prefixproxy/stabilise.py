@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tomllib
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Literal
@@ -173,8 +173,7 @@ class Stabiliser:
         if view.spans:
             place = self._conversations.find(history.known(), history.lane, history.heard(), history.called(), values)
         settled = kept_now(place.step, values) if place else frozenset()
-        flags = cut_flags(view, self._known_to_change(view, values, place))
-        cut = [flag and i not in settled for i, flag in enumerate(flags)]
+        cut = cut_flags(view, self._known_to_change(view, values, place, settled))
         if history.newest == HEAD_END or emptied(view, cut):
             cut = _held_back(view, cut, empty=emptied(view, cut))
         notes = None
@@ -197,13 +196,16 @@ class Stabiliser:
         limit = self._policy.replay_limit_tokens
         return {i for i, text in texts.items() if not (view.spans[i].rule.replay and is_small(text, limit))}
 
-    def _known_to_change(self, view: HeadView, values: Sequence[bytes], place: Place | None) -> list[bool]:
-        """Spans seen to change, and those whose value this conversation was told already: their place is settled."""
+    def _known_to_change(
+        self, view: HeadView, values: Sequence[bytes], place: Place | None, settled: Collection[int]
+    ) -> list[bool]:
+        """Spans seen to change, and those whose value this conversation was told already. The `settled` ones were sent
+        in their place with this value: what others showed of them does not count."""
         changed = list(self._evidence.changed(view.key, values))
         if place is not None:
             for number in (*told(place.notes), *dict(place.step.large)):
                 changed[number] = True
-        return changed
+        return [flag and number not in settled for number, flag in enumerate(changed)]
 
 
 def _salt(prompt: Prompt) -> bytes:

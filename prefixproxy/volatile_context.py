@@ -11,8 +11,10 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, count
 from operator import add
+from typing import Literal
 
 from prefixproxy.volatile_lines import LineFacts, indent_of, is_quoted
+from prefixproxy.volatile_patterns import MAX_PIECE
 
 CONTENT_TAGS = re.compile(
     r"(?:document|doc|examples?|sample|quote|blockquote|transcript|logs?|file|files|code|snippet|contract|article|email|mail"
@@ -25,6 +27,22 @@ CONTENT_TAGS = re.compile(
 MAX_PARAGRAPH = 60
 _FOR_EXAMPLE = re.compile(r"(?:\be\.g\.|\bi\.e\.|\bfor (?:example|instance)|\bsuch as)[,:]?$", re.IGNORECASE)
 _FIELD = re.compile(r"\W{0,4}\w[\w /-]{0,24}[:=|]|#{1,6}\s")
+_ENTRY = re.compile(r"\s{0,8}\w(?:[\w.-]|[ /](?=\w)){0,31}\s?[:=]\s?(?=\S)(?!(?:\S+\s+){8}).*(?<![.!?:：])$")
+_SUPPOSES = re.compile(
+    r"\b(?:the following|as follows|pretend|suppose|imagine|assume|below|verbatim|word (?:by|for) word)\b",
+    re.IGNORECASE,
+)
+_TELLS_STATE = re.compile(
+    r"\W{0,8}(?:here (?:is|are) )?(?:(?:the|your|our|this|some|all|current|live|useful|additional|general|more|user"
+    r"|user['’]s|session|run|request|runtime|system|agent|lane|workspace|project|conversation|chat|environment"
+    r"|background) ){0,4}"
+    r"(?:environment|context|info|information|runtime|metadata|details|variables|vars|state|status|facts|session|system"
+    r"|settings|note|notes|important|reminder|clock|time|date|now|today|run|lane|request|agent)"
+    r"(?: (?:about|of|for|on|at) [^.!?:]{1,60})?\W{0,4}[:：]\W{0,4}",
+    re.IGNORECASE,
+)
+"""An announcement of state, as against one of an example or of a text to work on."""
+_NUMBERED = re.compile(r"\s{0,8}(?:[-*•]\s)?\(?(?:\d{1,3}|[A-Za-z])[.)]\s")
 _ASKS = re.compile(r"\s{0,4}\W{0,3}(?:user|human|customer|q|question|input)\W{0,3}:", re.IGNORECASE)
 _REPLIES = re.compile(r"\s{0,4}\W{0,3}(?:assistant|ai|bot|a|answer|output|response|reply)\W{0,3}:", re.IGNORECASE)
 
@@ -95,12 +113,55 @@ class Surroundings:
 
     def is_introduced(self, number: int) -> bool:
         """Whether an announcement leads to this line, so that it may be an example of something."""
-        if number in self._announced:
+        if number in self._announced or self._nested(number):
             return True
-        if self._nested(number):
-            return True
-        above = number - 2 if number >= 2 and self.blank(number - 1) else number - 1
-        return above >= 0 and self._lines[above].rstrip().endswith((":", "：")) and not self.level(above)
+        above = self._above(number)
+        if above < 0 or self.level(above):
+            return False
+        line = self._lines[above].rstrip()
+        return line.endswith((":", "：")) or _SUPPOSES.search(line[-MAX_PIECE:]) is not None
+
+    def is_demanded(self, number: int) -> bool:
+        """Whether the statements of this line stand behind an announcement that is none of state: "Translate:"."""
+        above = self._above(number)
+        for _ in range(MAX_PARAGRAPH):
+            if above < 0 or not self._moves(above):
+                break
+            above = self._above(above)
+        if above < 0 or self.level(above):
+            return False
+        line = self._lines[above].rstrip()
+        return line.endswith((":", "：")) and not (len(line) <= MAX_PIECE and _TELLS_STATE.fullmatch(line))
+
+    def has_entries(self, number: int) -> bool:
+        """Whether fields that no rule knows stand right beside this line, as in a mail, a header or a settings file."""
+        for step in (-1, 1):
+            at = number + step
+            while 0 <= at < len(self._lines) and abs(at - number) < MAX_PARAGRAPH and self._is_known(at):
+                at += step
+            if 0 <= at < len(self._lines) and _ENTRY.match(self._lines[at][:MAX_PIECE].rstrip()):
+                return True
+        return False
+
+    def item(self, number: int) -> Literal["", "last", "inner"]:
+        """Whether the line is an item of a numbered list, and whether another one follows it."""
+        if not _NUMBERED.match(self._lines[number][:40]):
+            return ""
+        below = number + 2 if self.blank(number + 1) else number + 1
+        follows = below < len(self._lines) and _NUMBERED.match(self._lines[below][:40])
+        return "inner" if follows else "last"
+
+    def _above(self, number: int) -> int:
+        """The line above, or the one above a blank line; -1: there is none."""
+        return number - 2 if number >= 2 and self.blank(number - 1) else number - 1
+
+    def _moves(self, number: int) -> bool:
+        facts = self._facts.get(number)
+        return facts is not None and facts.moves
+
+    def _is_known(self, number: int) -> bool:
+        facts = self._facts.get(number)
+        return facts is not None and bool(facts.whole or facts.opens)
 
 
 def _content_zones(lines: Sequence[str], facts: Mapping[int, LineFacts]) -> list[tuple[int, int]]:

@@ -18,6 +18,7 @@ MAX_BLOCK = 2_000
 MAX_BLOCK_CHARS = 1 << 18
 """Characters of a block whose end is looked for."""
 _CLOSING = re.compile(r"</([A-Za-z][\w.:-]{0,63})>")
+_NUMBER = re.compile(r"\s*(?:[-*•]\s*)?\(?(?:\d{1,3}|[A-Za-z])[.)]")
 _MARK = re.compile(r"[:=：]")
 
 
@@ -77,24 +78,46 @@ class TextReader:
             if number < free or self._around.in_content(number):
                 continue
             facts = self._facts[number]
-            block = self._block(number, facts, free)
+            block = self._block(number, facts, free) or self._front_matter(number)
             if block is not None:
                 found, free = block
                 out.append(found)
-            elif facts.moves and not self._around.is_example(number, number):
-                out.append(self._line(number, facts))
-            elif facts.sentences and not self._around.is_example(number, number):
-                out.extend(self._sentences(number, facts))
+            elif self._is_said(number, facts):
+                if facts.moves:
+                    out.append(self._line(number, facts))
+                else:
+                    out.extend(self._sentences(number, facts))
         return out
+
+    def _is_said(self, number: int, facts: LineFacts) -> bool:
+        """Whether the line's statements speak for themselves: no example, and nothing somebody asks to work on."""
+        tells = facts.moves or bool(facts.sentences)
+        return tells and not self._around.is_example(number, number) and not self._around.is_demanded(number)
 
     # Lines and sentences
 
     def _line(self, number: int, facts: LineFacts) -> Found:
-        pieces = [p for p in facts.whole if not p.rule.companion]
+        return self._lines_found(
+            number, number, facts.whole, sure=not facts.heading or _MARK.search(self._lines[number]) is not None
+        )
+
+    def _front_matter(self, number: int) -> tuple[Found, int] | None:
+        """The front matter that begins on the line above, if it is nothing but statements: its marks go with them."""
+        if not 0 < number <= 8 or "".join(self._lines[:number]).strip() != "---":
+            return None
+        last, pieces = number, list[Piece]()
+        while (facts := self._facts.get(last)) and facts.moves:
+            pieces += facts.whole
+            last += 1
+        if last == number or last >= len(self._lines) or self._lines[last].rstrip() != "---":
+            return None
+        return self._lines_found(number - 1, last, pieces, sure=False), last + 1
+
+    def _lines_found(self, first: int, last: int, told: Sequence[Piece], *, sure: bool) -> Found:
+        pieces = [p for p in told if not p.rule.companion]
         labelled = [p for p in pieces if p.rule.evidence != "observed"]
-        is_title = facts.heading > 0 and not _MARK.search(self._lines[number])
-        start, stop = self._starts[number], self._starts[number + 1] - 1
-        line = self._lines[number]
+        start, stop = self._starts[first], self._starts[last + 1] - 1
+        line = "\n".join(self._lines[first : last + 1])
         return Found(
             rule=(labelled or pieces)[0].rule,
             start=start,
@@ -102,7 +125,7 @@ class TextReader:
             note_start=start + len(line) - len(line.lstrip()),
             note_end=start + len(line.rstrip()),
             topics=tuple({p.rule.topic for p in labelled}),
-            at_sight=any(p.at_sight for p in pieces) and not is_title and not self._around.is_introduced(number),
+            at_sight=sure and any(p.at_sight for p in pieces) and not self._waits(first),
             on_top=True,
             border_only=_border(pieces),
             turn=any(p.rule.varies == "turn" for p in pieces),
@@ -110,16 +133,25 @@ class TextReader:
             weak=_identities(pieces, "weak"),
         )
 
+    def _waits(self, number: int) -> bool:
+        """Whether a line waits to be seen to change, whatever it says."""
+        return self._around.is_introduced(number) or self._around.has_entries(number)
+
     def _sentences(self, number: int, facts: LineFacts) -> Iterator[Found]:
         line, base = self._lines[number], self._starts[number]
         for piece in facts.sentences:
             before = len(line[: piece.start].rstrip())
             after = len(line) - len(line[piece.end :].lstrip())
             ends_line = after == len(line) and before > 0
+            start, end = (before, len(line.rstrip())) if ends_line else (piece.start, after)
+            if ends_line and _NUMBER.fullmatch(line[:before]):
+                if self._around.item(number) == "inner":
+                    continue
+                start, end = 0, min(len(line) + 1, len(self._text) - base)
             yield Found(
                 rule=piece.rule,
-                start=base + (before if ends_line else piece.start),
-                end=base + (len(line.rstrip()) if ends_line else after),
+                start=base + start,
+                end=base + end,
                 note_start=base + piece.start,
                 note_end=base + piece.end,
                 topics=(piece.rule.topic,),
@@ -203,7 +235,8 @@ class TextReader:
             value = len(bare) < 512 and rule.value.fullmatch(bare.rstrip("."))
             if not value and not (facts and facts.whole):
                 break
-            told, last, at = told or bool(value), at, at + 1
+            said = facts is not None and facts.moves and any(p.rule.topic == rule.topic for p in facts.whole)
+            told, last, at = told or bool(value) or said, at, at + 1
         if not told:
             return None
         stands_alone = self._around.blank(at) or self._around.level(at) > 0

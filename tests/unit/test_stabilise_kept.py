@@ -73,7 +73,7 @@ def test_it_is_kept_after_a_restart_too() -> None:
     old, restarted = Stabiliser(RULES), Stabiliser(RULES)
     first = turn(old, LANES.format("1"), 1)
     turn(old, LANES.format("2"), 1)
-    assert restarted.load(json.loads(json.dumps(old.export()))) == 0
+    assert restarted.load(json.loads(json.dumps(old.export()))) == []
     assert extends(first, turn(restarted, LANES.format("1"), 2))
 
 
@@ -83,7 +83,7 @@ def test_state_of_an_earlier_version_tells_of_nothing_in_its_place() -> None:
     state = json.loads(json.dumps(old.export()))
     for entry in state["conversations"].values():
         entry["steps"] = [row[:7] for row in entry["steps"]]
-    assert restarted.load(state) == 0
+    assert restarted.load(state) == []
     turn(restarted, LANES.format("2"), 1)
     assert turn(restarted, LANES.format("1"), 2).notes == ("Lane: 1",)
 
@@ -94,3 +94,12 @@ def test_a_request_that_was_never_sent_keeps_nothing() -> None:
     turn(stabiliser, LANES.format("2"), 1)
     stabiliser.forget_request(f"go-{LANES.format('1')}-1")
     assert turn(stabiliser, LANES.format("1"), 2).notes == ("Lane: 1",)
+
+
+def test_what_comes_to_the_border_by_its_own_change_beside_it_goes_along() -> None:
+    head = "You help.\nLane: 0\n<memory_context>\n- seen {} maps\n</memory_context>"
+    stabiliser = Stabiliser(RULES)
+    assert turn(stabiliser, head.format(1), 1).notes == ()
+    done = turn(stabiliser, head.format(2), 2)
+    assert head_text(done.prompt) == "You help."
+    assert stabiliser.preview(done.prompt, 3.0).edits == ()
