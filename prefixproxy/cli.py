@@ -24,6 +24,9 @@ app = typer.Typer(
 )
 
 USAGE_ERROR = 2
+INTERRUPTED = 130
+_CLICK_ERROR: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
+"""What every wrong argument raises. Newer typer has click inside, and of its errors only BadParameter a public name."""
 
 ConfigOption = Annotated[Path | None, typer.Option("--config", help="Settings file (TOML).", show_default=False)]
 UpstreamOption = Annotated[
@@ -223,10 +226,23 @@ def log_level_of(name: str) -> int:
 def main() -> None:
     """Entry point: wrong usage is one line on stderr, never a traceback."""
     try:
-        app()
+        code = app(standalone_mode=False)
     except UsageError as failure:
-        typer.echo(f"prefixproxy: {failure}", err=True)
-        sys.exit(USAGE_ERROR)
+        _tell(str(failure))
+        code = USAGE_ERROR
+    except _CLICK_ERROR as failure:
+        if type(failure).__name__ == "NoArgsIsHelpError":
+            failure.show()
+        else:
+            _tell(" ".join(failure.format_message().split()))
+        code = USAGE_ERROR
+    except typer.Abort:
+        code = INTERRUPTED
+    sys.exit(code or 0)
+
+
+def _tell(wrong: str) -> None:
+    typer.echo(f"prefixproxy: {wrong}", err=True)
 
 
 if __name__ == "__main__":

@@ -69,6 +69,8 @@ def run(options: DemoOptions) -> int:
     board = Board(sys.stderr)
     with board.shown():
         report = asyncio.run(_Demo(options, model, board).run())
+    if report.failure and not report.waves:
+        raise UsageError(report.failure)
     if options.json:
         sys.stdout.buffer.write(orjson.dumps(as_json(report), option=orjson.OPT_INDENT_2) + b"\n")
     else:

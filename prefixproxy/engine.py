@@ -331,13 +331,16 @@ class Engine:
 
     def _give_up(self, reason: str, failures: int) -> None:
         times = f" {failures} times in a row" if failures > 1 else ""
-        self._failure = f"the engine failed{times}: {reason}"
+        what = "the engine" if self.build else f"the engine cannot run {self._settings.model}: it"
+        self._failure = f"{what} failed{times}: {reason}"
         self._change(EngineEvent(EngineState.GAVE_UP, self._failure))
         self._settled.set()
 
     def _change(self, event: EngineEvent) -> None:
         self.state = event.state
-        if event.state in (EngineState.CRASHED, EngineState.GAVE_UP):
+        if event.state is EngineState.GAVE_UP and not self.build:
+            logger.debug("engine %s", event.state)  # whoever started it ends with the reason
+        elif event.state in (EngineState.CRASHED, EngineState.GAVE_UP):
             logger.error("engine %s: %s", event.state, event.reason)
         else:
             logger.info("engine %s", event.state)

@@ -14,6 +14,7 @@ from prefixproxy.app import EMBEDDED, Proxy, create_app
 from prefixproxy.engine import (
     Engine,
     EngineEvent,
+    EngineFailed,
     EngineSettings,
     EngineState,
     check_installed,
@@ -43,35 +44,51 @@ def engine_settings(settings: Settings) -> EngineSettings | None:
 
 
 class _EngineWatch:
-    """Tells the upstream's keeper what happens to its process."""
+    """Tells the upstream's keeper what happens to its process; `never_up` is called if that never served and never
+    will."""
 
-    def __init__(self) -> None:
+    def __init__(self, never_up: Callable[[], None]) -> None:
         self.keeper: Upkeep | None = None
+        self.failure = ""
+        """Why it never served."""
+        self._never_up = never_up
+        self._was_ready = False
 
     def heard(self, event: EngineEvent) -> None:
         if self.keeper is None:
             return
         if event.state is EngineState.READY:
+            self._was_ready = True
             self.keeper.state.probe_now.set()
         elif event.state in (EngineState.STARTING, EngineState.CRASHED):
             self.keeper.restarting(ENGINE_START_S)
         elif event.state is EngineState.GAVE_UP:
+            if not self._was_ready:
+                self.failure, self.keeper.state.told_down = event.reason, True
+                self._never_up()
             self.keeper.gone(event.reason)
 
 
 @asynccontextmanager
-async def wired(settings: Settings, engine: EngineSettings | None) -> AsyncIterator[Proxy]:
-    """The proxy's application with its engine running beneath it; the application's lifespan is the server's to run."""
+async def wired(
+    settings: Settings, engine: EngineSettings | None, never_up: Callable[[], None] = lambda: None
+) -> AsyncIterator[Proxy]:
+    """The proxy's application with its engine running beneath it; the application's lifespan is the server's to run.
+
+    If the engine gives up before it ever served, `never_up` is called, and leaving raises EngineFailed.
+    """
     if engine is None:
         yield create_app(settings)
         return
-    watch = _EngineWatch()
+    watch = _EngineWatch(never_up)
     async with Engine(engine, on_event=watch.heard) as running:
         proxy = create_app(settings, engine=running)
         watch.keeper = proxy.parts.dispatcher.keepers[EMBEDDED]
         watch.keeper.state.restart_s = ENGINE_START_S
         watch.keeper.restarting(ENGINE_START_S)
         yield proxy
+        if watch.failure:
+            raise EngineFailed(watch.failure)
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -96,7 +113,7 @@ class _Signals:
         self._server: Server | None = None
         self._told = 0
 
-    def _tell(self) -> None:
+    def tell(self) -> None:
         self._told += 1
         if self._server is not None:
             self._server.tell_to_stop()
@@ -111,7 +128,7 @@ class _Signals:
     def heard(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
         for number in _stop_signals():
-            loop.add_signal_handler(number, self._tell)
+            loop.add_signal_handler(number, self.tell)
         try:
             yield
         finally:
@@ -131,11 +148,12 @@ def server_of(proxy: Proxy) -> Server:
 
 
 async def serve(settings: Settings, on_listening: Callable[[str], None]) -> None:
-    """Until told to stop (SIGINT, SIGTERM, SIGHUP). Raises UsageError before anything has started."""
+    """Until told to stop (SIGINT, SIGTERM, SIGHUP). Raises UsageError before anything has started, and when its engine
+    cannot run the model."""
     engine = engine_settings(settings)
     signals = _Signals()
     with closing(bind(settings.server.host, settings.server.port)) as listener, signals.heard():
-        async with wired(settings, engine) as proxy:
+        async with wired(settings, engine, signals.tell) as proxy:
             server = server_of(proxy)
             signals.end(server)
             host, port = listener.getsockname()[:2]

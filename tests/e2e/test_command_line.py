@@ -259,22 +259,23 @@ def test_a_model_that_is_no_gguf(command: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("command", ["serve", "demo"])
-def test_a_gguf_that_the_engine_cannot_load(command: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", [("serve", "--port", "0"), ("demo",), ("demo", "--json")])
+@pytest.mark.parametrize("kept_bytes", [0, 40_000])
+def test_a_gguf_that_the_engine_cannot_load(
+    command: tuple[str, ...], kept_bytes: int, tiny_model: Path, tmp_path: Path
+) -> None:
+    """The right magic, then nothing of use; and a file that was cut off."""
     model = tmp_path / "broken.gguf"
-    model.write_bytes(b"GGUF\x03\x00\x00\x00" + bytes(64))
-    if command == "demo":
-        result = run("demo", "--model", model, cwd=tmp_path)
-        assert result.returncode == 1
-        assert "The demo stopped: the engine failed" in result.stdout
-        assert "Traceback" not in result.stderr
-        return
-    with serve("--model", model, cwd=tmp_path) as served, httpx.Client(base_url=served.url, timeout=60) as client:
-        answer = client.post("/v1/chat/completions", json=CHAT)
-        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "upstream_unavailable")
-        assert client.get("/readyz").status_code == 503
-    assert any("the engine failed" in line for line in served.lines)
-    assert not any("Traceback" in line for line in served.lines)
+    whole = tiny_model.read_bytes()
+    assert len(whole) > kept_bytes + 1000
+    model.write_bytes(whole[:kept_bytes] or b"GGUF\x03\x00\x00\x00" + bytes(64))
+    result = run(*command, "--model", model, cwd=tmp_path)
+    assert (result.returncode, result.stdout) == (2, "")
+    told = [line for line in result.stderr.splitlines() if "broken.gguf" in line]
+    assert len(told) == 1
+    assert told == result.stderr.splitlines()[-1:]
+    assert told[0].startswith(f"prefixproxy: the engine cannot run {model}: it failed: ")
+    assert [word for word in (" ERROR ", " WARNING ", "Traceback") if word in result.stderr] == []
 
 
 @pytest.mark.parametrize(
@@ -319,11 +320,28 @@ def test_options_that_are_wrong(arguments: list[str], part: str, tmp_path: Path)
     one_line(run(*arguments, cwd=tmp_path), 2, part)
 
 
-def test_an_unknown_option_and_an_unknown_command(tmp_path: Path) -> None:
-    for arguments in (["serve", "--no-such-option"], ["no-such-command"]):
-        result = run(*arguments, cwd=tmp_path)
-        assert result.returncode == 2
-        assert "Traceback" not in result.stderr
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["serve", "--port", "abc"], "'--port'"),
+        (["serve", "--parallel", "abc"], "'--parallel'"),
+        (["serve", "--port"], "'--port'"),
+        (["serve", "--no-such-option"], "--no-such-option"),
+        (["serve", "more"], "more"),
+        (["no-such-command"], "'no-such-command'"),
+        (["lint"], "FILE"),
+    ],
+)
+def test_arguments_that_are_none(arguments: list[str], part: str, tmp_path: Path) -> None:
+    one_line(run(*arguments, cwd=tmp_path), 2, part)
+
+
+@pytest.mark.parametrize(("arguments", "code"), [(["--help"], 0), (["serve", "--help"], 0), ([], 2)])
+def test_help_is_shown_as_such(arguments: list[str], code: int, tmp_path: Path) -> None:
+    result = run(*arguments, cwd=tmp_path)
+    assert result.returncode == code
+    assert "Usage: " in result.stdout
+    assert "prefixproxy: " not in result.stderr
 
 
 def test_version(tmp_path: Path) -> None:
