@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from threads import in_thread
 from prefixproxy.engine import Engine, EngineFacts, EngineSettings
 
 START_TIMEOUT_S = 60.0
+CHILDREN_FILE = Path(f"/proc/self/task/{os.getpid()}/children")
+"""What the main thread has started; Linux alone has it."""
 
 
 @dataclass(frozen=True)
@@ -36,3 +39,9 @@ async def _ready_engine(settings: EngineSettings) -> AsyncIterator[RunningEngine
 def running_engine(settings: EngineSettings) -> AbstractContextManager[RunningEngine]:
     """Run the engine until the block ends; raises what its start raised."""
     return in_thread("engine", lambda: _ready_engine(settings))
+
+
+def engine_pids() -> set[int]:
+    """The engines that the main thread runs."""
+    children = [int(pid) for pid in CHILDREN_FILE.read_text().split()]
+    return {pid for pid in children if b"engine_child" in Path(f"/proc/{pid}/cmdline").read_bytes()}

@@ -13,12 +13,15 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
 import pytest
-from running_engine import RunningEngine
+from running_engine import CHILDREN_FILE, RunningEngine, engine_pids
+from running_proxy import eventually, listening
 
+from prefixproxy.app import EMBEDDED
 from prefixproxy.engine import (
     Engine,
     EngineEvent,
@@ -28,6 +31,9 @@ from prefixproxy.engine import (
     EngineState,
     RestartPolicy,
 )
+from prefixproxy.serving import wired
+from prefixproxy.settings import load_settings, packaged_config
+from prefixproxy.upkeep import Health
 
 pytestmark = [pytest.mark.engine, pytest.mark.anyio]
 
@@ -124,6 +130,45 @@ async def test_a_model_the_server_cannot_load_is_given_up_at_once(tmp_path: Path
             await engine.wait_ready()
     assert "\n" not in str(caught.value)
     assert "broken.gguf" in str(caught.value)
+
+
+async def test_a_proxy_before_an_engine_that_never_served_is_told_so_and_so_are_its_clients(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF" + bytes(100))
+    told = asyncio.Event()
+    settings = load_settings(packaged_config("default.toml"), {"state.path": ":memory:"}, {})
+    answer: httpx.Response | None = None
+    with suppress(EngineFailed):
+        async with wired(settings, small(broken), told.set) as proxy, listening(proxy, wait_ready=False) as running:
+            async with httpx.AsyncClient(base_url=running.url, timeout=60) as client:
+                answer = await client.post("/v1/chat/completions", json={"messages": []})
+            await told.wait()
+        pytest.fail("leaving tells it too")
+    assert answer is not None
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "upstream_unavailable")
+    assert f"the engine cannot run {broken}" in answer.json()["error"]["message"]
+    assert [record for record in caplog.records if "cannot run" in record.getMessage()] == []
+
+
+@pytest.mark.skipif(not CHILDREN_FILE.exists(), reason="finds the engine's process in /proc")
+async def test_an_engine_that_served_once_leaves_the_proxy_up_when_it_is_given_up(
+    tiny_model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = asyncio.Event()
+    settings = load_settings(packaged_config("default.toml"), {"state.path": ":memory:"}, {})
+    engine, others = small(tiny_model, restart=RestartPolicy(quick_failures=1)), engine_pids()
+    async with wired(settings, engine, told.set) as proxy, listening(proxy) as running:
+        [pid] = engine_pids() - others
+        os.kill(pid, signal.SIGKILL)
+        keeper = proxy.parts.dispatcher.keepers[EMBEDDED]
+        await eventually(lambda: keeper.state.health is Health.LOST)
+        async with httpx.AsyncClient(base_url=running.url) as client:
+            assert (await client.get("/healthz")).status_code == 200
+            assert (await client.get("/readyz")).status_code == 503
+    assert "the engine failed: killed by signal 9" in caplog.text
+    assert not told.is_set()
 
 
 async def test_an_unknown_engine_setting_is_named(tiny_model: Path) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 
 import httpx
 import pytest
-from running_proxy import RunningProxy, eventually, listening, until_quiet
+from running_engine import CHILDREN_FILE, engine_pids
+from running_proxy import eventually, listening, until_quiet
 
 from prefixproxy.app import EMBEDDED
 from prefixproxy.engine import EngineSettings, RestartPolicy
@@ -48,14 +49,7 @@ async def answers(client: httpx.AsyncClient) -> list[dict[str, Any]]:
     return [(await client.post("/v1/chat/completions", json=body(lane))).json() for lane in range(2 * N_ROOTS)]
 
 
-def pid_of(running: RunningProxy) -> int:
-    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-    pids = [int(pid) for pid in children if b"engine_child" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    assert len(pids) == 1
-    return pids[0]
-
-
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the engine's process in /proc")
+@pytest.mark.skipif(not CHILDREN_FILE.exists(), reason="finds the engine's process in /proc")
 async def test_the_engine_is_killed_under_load(tiny_models: Callable[[str], Path]) -> None:
     engine = EngineSettings(
         tiny_models("attentive"),
@@ -78,13 +72,15 @@ async def test_the_engine_is_killed_under_load(tiny_models: Callable[[str], Path
             async with asyncio.TaskGroup() as group:
                 lanes = [group.create_task(ending(client, lane, lane % 2 == 0)) for lane in range(N_LANES)]
                 await eventually(lambda: proxy.parts.dispatcher.snapshot().running == 4)
-                os.kill(pid_of(running), signal.SIGKILL)
+                [pid] = engine_pids()
+                os.kill(pid, signal.SIGKILL)
             endings = [lane.result() for lane in lanes]
             assert "lost" not in endings, endings
             assert endings.count("answer") >= N_LANES - 8, "only those that ran were harmed"
 
             await until_quiet(running)
-            os.kill(pid_of(running), signal.SIGKILL)
+            [pid] = engine_pids()
+            os.kill(pid, signal.SIGKILL)
             await eventually(lambda: keeper.state.health is not Health.UP)
             await eventually(lambda: keeper.state.health is Health.UP)
             await until_quiet(running)
