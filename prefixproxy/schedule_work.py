@@ -160,8 +160,8 @@ def drop(server: Server, root: Root) -> list[Effect]:
 
 
 def _release_file(server: Server, root: Root) -> list[Effect]:
-    if not root.file or root.restoring or root.snapshot is not None:
-        return []
+    if not root.file or root.restoring or root.running or root.snapshot is not None:
+        return []  # while it runs, the file is the one it will be saved to
     file, root.file, root.n_bytes = root.file, "", 0
     return [Drop(server.slots.name, file)]
 

@@ -6,9 +6,11 @@ import re
 
 from schedule_sim import facts, words
 
+from prefixproxy import schedule_work as work
+from prefixproxy.schedule_plan import Server
 from prefixproxy.schedule_roots import Gathering, Root, RootState, RootTable, fingerprint, root_id
-from prefixproxy.schedule_slots import Held
-from prefixproxy.schedule_types import Policy
+from prefixproxy.schedule_slots import Held, Upstream, Work
+from prefixproxy.schedule_types import Policy, Save, WarmResult
 
 
 def a_root(table: RootTable, name: str, tokens: int = 1000, *, now: float = 0.0) -> Root:
@@ -98,3 +100,24 @@ def test_roots_and_closed_windows_are_forgotten_but_none_with_a_file() -> None:
     table.forget_stale(5.0, limit=3)
     assert [root.family for root in table.roots.values()] == ["saved", "root 3", "root 4"]
     assert [gathering.until for gathering in table.gatherings] == [9.0]
+
+
+def test_a_restore_that_ends_while_its_root_is_saved_anew_does_not_take_the_file_away() -> None:
+    server = Server(Upstream(facts(n_slots=2)), RootTable("u"))
+    server.slots.open(0.0, {})
+    reading, writing = server.slots.slots
+    for slot in (reading, writing):
+        server.slots.drained(slot, 0, 0.0)
+    root = a_root(server.roots, "one")
+    root.file, root.snapshot, root.state = "file", Held(root.chain, 640, 640), RootState.READY
+    server.slots.counts.add(root.chain)
+    work.start_restore(server, root, reading, None, Policy(), 1.0)
+    assert work.drop(server, root) == []  # it was found not to deliver
+    root.state = RootState.WARMING
+    server.slots.reserve(writing, Work.WARM, root.id, 60.0, 1.0)
+    (save,) = work.warmed(server, root, writing, WarmResult(True, 640, 0.1), Policy(), 1.1)
+    assert work.restored(server, root, reading, 0.2, 1.2) == []
+    work.saved(server, root, writing, 1000, 0.1, 1.3)
+    assert isinstance(save, Save)
+    assert root.snapshot is not None
+    assert root.file == save.file
