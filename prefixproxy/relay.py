@@ -223,7 +223,8 @@ class _Run:
             except (UpstreamFailed, UpstreamUnavailable) as failure:
                 if await self._loading_passed():
                     return
-                if last or self._generated or not await self._worth_another_try(failure):
+                too_late = self._generated or self._reply.status is not None
+                if last or too_late or not await self._worth_another_try(failure):
                     raise
                 why = failure.message
             log.warning("request %s is sent once more: %s", self._exchange.id, why)

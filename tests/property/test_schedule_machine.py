@@ -342,9 +342,9 @@ class Machine(RuleBasedStateMachine):
             self.w.play_out()
 
 
-QUICK = settings(max_examples=100, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck))
+QUICK = settings(max_examples=50, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck))
 Machine.TestCase.settings = QUICK
-TestMachine = Machine.TestCase
+TestMachine = pytest.mark.timeout(600)(Machine.TestCase)
 
 
 def grants_draining_slots(patch: pytest.MonkeyPatch) -> None:
