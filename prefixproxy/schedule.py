@@ -53,6 +53,7 @@ from prefixproxy.schedule_types import (
     Reason,
     Reject,
     RejectReason,
+    Save,
     SchedulerSnapshot,
     SlotSeen,
     Ticket,
@@ -332,8 +333,12 @@ class Scheduler:
                 self._queue.charge(decision.leader, decision.uncached, self._policy)
                 return work.start_warm(decision.server, decision, self._policy, now)
             case SaveFirst():
-                waiting.hold, waiting.until = HoldReason.WARMING, now + self._policy.max_copy_s
-                return work.start_save(decision.server, decision, self._policy, now)
+                effects = work.start_save(decision.server, decision, self._policy, now)
+                if any(isinstance(effect, Save) for effect in effects):
+                    waiting.hold, waiting.until = HoldReason.WARMING, now + self._policy.max_copy_s
+                else:  # there is no room for it: look again shortly, without it
+                    waiting.hold, waiting.until = HoldReason.GATHERING, now + self._policy.gather_s
+                return effects
             case Spread():
                 return self._spread(place, waiting, decision, now)
             case Place() if decision.root is not None:

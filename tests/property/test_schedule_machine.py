@@ -342,7 +342,10 @@ class Machine(RuleBasedStateMachine):
             self.w.play_out()
 
 
-QUICK = settings(max_examples=50, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck))
+DEEP = os.environ.get("HYPOTHESIS_PROFILE") == "deep"
+QUICK = settings(
+    max_examples=500 if DEEP else 30, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+)
 Machine.TestCase.settings = QUICK
 TestMachine = pytest.mark.timeout(600)(Machine.TestCase)
 
@@ -443,7 +446,7 @@ LATER_CAUGHT: list[Plant] = [
     parks_again_and_again,
 ]
 """Some need half a minute of search: HYPOTHESIS_PROFILE=deep, once per release."""
-PLANTED = SOON_CAUGHT + (LATER_CAUGHT if os.environ.get("HYPOTHESIS_PROFILE") == "deep" else [])
+PLANTED = SOON_CAUGHT + (LATER_CAUGHT if DEEP else [])
 
 
 @pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
