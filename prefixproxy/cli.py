@@ -218,7 +218,7 @@ def log_level_of(name: str) -> int:
     number = logging.getLevelNamesMapping().get(name.upper())
     if number is None:
         raise UsageError(f"--log-level: {name!r} is none of debug, info, warning, error")
-    for noisy in ("asyncio", "httpx", "uvicorn.error"):
+    for noisy in ("asyncio", "uvicorn.error"):
         logging.getLogger(noisy).setLevel(max(number, logging.WARNING))
     return number
 

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 import pytest
+import records
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,36 +25,26 @@ from prefixproxy.microscope import (
     rule_advice,
     strip_of,
 )
-from prefixproxy.types import CacheSource, FirstDifference, Kind, MissReason, Outcome, Relocation, RequestRecord
+from prefixproxy.types import FirstDifference, Kind, MissReason, Outcome, Relocation, RequestRecord
 from prefixproxy.volatile import load_rules
 
-RECORD = RequestRecord(
+RECORD = dataclasses.replace(
+    records.RECORD,
     id="now",
     time=1700000000.0,
-    tenant="",
-    path="/v1/chat/completions",
-    model="m",
-    upstream="local",
-    stream=True,
     kind=Kind.CONTINUATION,
     family="f00d",
-    lane="a",
     slot=1,
-    outcome=Outcome.OK,
-    status=200,
-    prompt_tokens=1000,
     cache_n=600,
     prompt_n=400,
-    cache_source=CacheSource.REPORTED,
     expected_cached=None,
     miss_reason=MissReason.NONE,
     queue_ms=0.0,
-    overhead_ms=1.0,
     ttft_ms=500.0,
     total_ms=900.0,
     predicted_n=8,
-    prompt_ms=400.0,
     fork=False,
+    relocations=(),
 )
 SEGMENTS = (
     ("system[0]", 0, 1000),
