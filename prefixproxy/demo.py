@@ -42,7 +42,7 @@ from prefixproxy.upkeep import Health
 from prefixproxy.warming import Rendering, root_tokens
 
 N_SLOTS = 4
-BRIEFING_TOKENS = 2700
+BRIEFING_TOKENS = 2650
 QUICK_TOKENS = 800
 MOST_LANES = 64
 START_TIMEOUT_S = 120.0
@@ -116,7 +116,7 @@ class _Demo:
             bodies = self._bodies(text)
             self._report.root_tokens = await _root_tokens(proxy, server, bodies)
             await self._wave("cold", "through prefixproxy, cold", url, server.url, bodies)
-            again = self._bodies(text)
+            again = self._bodies(text, asked=self._options.lanes)
             await self._wave("known", "through prefixproxy, new lanes on the known root", url, server.url, again)
             self._board.doing("stopping it")
 
@@ -132,10 +132,10 @@ class _Demo:
         """A new one each time, so that no arm profits from another's."""
         return briefing(secrets.token_hex(3), QUICK_TOKENS if self._options.quick else BRIEFING_TOKENS)
 
-    def _bodies(self, text: str) -> list[dict[str, Any]]:
-        """One wave's lanes, each with its own clock."""
-        run, lanes = secrets.token_hex(4), range(1, self._options.lanes + 1)
-        return [Lane(number, self._options.lanes, run, self._next_time()).body(text) for number in lanes]
+    def _bodies(self, text: str, asked: int = 0) -> list[dict[str, Any]]:
+        """One wave's lanes, each with its own clock and question, after so many questions `asked`."""
+        run, of = secrets.token_hex(4), self._options.lanes
+        return [Lane(n + 1, of, run, self._next_time(), asked + n).body(text) for n in range(of)]
 
     def _next_time(self) -> str:
         self._clock += timedelta(seconds=1)

@@ -98,17 +98,23 @@ _QUESTIONS = (
     "When is the belt stopped?",
     "Write one sentence about the handover between shifts.",
     "List two reasons given for closing the gate.",
+    "Where is the spare berth used?",
+    "Say in a few words who watches the cold store.",
+    "Two loads arrive together: which one goes first?",
+    "Does the customs clerk take photographs?",
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """One of the agents that start together. `run` tells one wave from the next."""
+    """One of the agents that start together. `run` tells one wave from the next; so does `question`, or a wave would
+    find the questions of the wave before behind the root."""
 
     number: int
     of: int
     run: str
     clock: str
+    question: int
 
     def first_line(self) -> str:
         return f"Current time: {self.clock}  Lane: {self.number} of {self.of}  Run: {self.run}"
@@ -118,7 +124,7 @@ class Lane:
         return {
             "messages": [
                 {"role": "system", "content": f"{self.first_line()}\n{briefing}"},
-                {"role": "user", "content": _QUESTIONS[(self.number - 1) % len(_QUESTIONS)]},
+                {"role": "user", "content": _QUESTIONS[self.question % len(_QUESTIONS)]},
             ],
             "max_tokens": MAX_TOKENS,
             "temperature": 0,
