@@ -94,9 +94,15 @@ async def browser() -> AsyncIterator[Browser]:
 
 
 async def opened(
-    chrome: Browser, running: RunningProxy, width: int = 1280, scheme: Literal["light", "dark"] = "light"
+    chrome: Browser,
+    running: RunningProxy,
+    width: int = 1280,
+    scheme: Literal["light", "dark"] = "light",
+    scripts: bool = True,
 ) -> Opened:
-    context = await chrome.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    context = await chrome.new_context(
+        viewport={"width": width, "height": 900}, color_scheme=scheme, java_script_enabled=scripts
+    )
     context.set_default_timeout(PATIENCE_MS)
     one = Opened(await context.new_page())
     one.listen()
@@ -240,6 +246,24 @@ async def test_the_page_fits_and_follows_the_theme(
         assert box["x"] + box["width"] <= width
         await page.screenshot(path=tmp_path / f"microscope-{width}-{scheme}.png")
         assert one.complaints == []
+
+
+PLACED = ("#timeline", "#spans", "#readout", "#requests", "#filters", "#list", "#families-title", "#admission-title")
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+async def test_what_the_scripts_fill_in_has_its_room_before_they_run(width: int) -> None:
+    """A browser may paint before it runs them: then all that lies below would move."""
+    async with proxied_stub(BusyUpstream()) as (_, running), browser() as chrome:
+        before = await opened(chrome, running, width, scripts=False)
+        after = await opened(chrome, running, width)
+        await expect(after.page.locator("#connection")).to_have_text("live")
+        await expect(after.page.locator("#spans button")).not_to_have_count(0)
+        for place in PLACED:
+            boxes = [await one.page.locator(place).bounding_box() for one in (before, after)]
+            assert boxes[0], place
+            assert boxes[1], place
+            assert boxes[0]["y"] == pytest.approx(boxes[1]["y"], abs=1), place
 
 
 async def test_filters_narrow_the_list_and_text_stays_text() -> None:
