@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from prefixproxy.errors import UsageError
-from prefixproxy.schedule_types import Policy
+from prefixproxy.schedule.types import Policy
 from prefixproxy.settings import Admission, amended
 
 log = logging.getLogger(__name__)

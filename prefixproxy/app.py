@@ -42,11 +42,11 @@ from prefixproxy.passthrough import SLOT_TAKING, Passthrough
 from prefixproxy.plan import Planner
 from prefixproxy.relay import Parts, Relay
 from prefixproxy.reply import Reply
-from prefixproxy.schedule import Scheduler
-from prefixproxy.schedule_types import Policy, Share
+from prefixproxy.schedule.scheduler import Scheduler
+from prefixproxy.schedule.types import Policy, Share
 from prefixproxy.settings import Settings, Upstream
-from prefixproxy.stabilise import StabilisePolicy, Stabiliser
-from prefixproxy.stabilise_notes import count_tokens
+from prefixproxy.stabilise.notes import count_tokens
+from prefixproxy.stabilise.stabiliser import StabilisePolicy, Stabiliser
 from prefixproxy.state import StateFile
 from prefixproxy.status import OWN_PREFIX, PUBLIC, Status, status_snapshot
 from prefixproxy.target import PathReader
@@ -54,8 +54,8 @@ from prefixproxy.telemetry import Telemetry
 from prefixproxy.tools import ToolMemory
 from prefixproxy.trend import Trend
 from prefixproxy.types import API_OF_PATH, Usage
-from prefixproxy.volatile import load_rules
-from prefixproxy.volatile_rules import RuleSet
+from prefixproxy.volatile.files import load_rules
+from prefixproxy.volatile.rules import RuleSet
 
 EMBEDDED = "embedded"
 NO_ROLLBACK_SHARE = 0.9

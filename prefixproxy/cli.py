@@ -107,7 +107,7 @@ def demo(
     json: JsonOption = False,
 ) -> None:
     """Five agents with one briefing start at once: straight to llama-server, then through the proxy."""
-    from prefixproxy.demo import DemoOptions, run
+    from prefixproxy.demo.command import DemoOptions, run
 
     raise typer.Exit(run(DemoOptions(model=model, lanes=lanes, quick=quick, json=json)))
 
@@ -130,7 +130,7 @@ def lint(
     config: ConfigOption = None,
 ) -> None:
     """Where request bodies break the cached prefix, and what stabilising does about it. Needs no server."""
-    from prefixproxy.lint import LintOptions, run
+    from prefixproxy.lint.command import LintOptions, run
 
     stabilise = settings_of(config, {"stabilise.learned": learned}).stabilise
     options = LintOptions(
@@ -181,7 +181,7 @@ def simulate(
     ] = None,
 ) -> None:
     """Replay recorded or made-up arrivals on other slot counts and policies; the real scheduler, no server."""
-    from prefixproxy.simulate import SimulateOptions, run
+    from prefixproxy.simulate.command import SimulateOptions, run
 
     options = SimulateOptions(
         trace=trace,

@@ -21,8 +21,8 @@ from prefixproxy.backends import Backend, SlotReading
 from prefixproxy.errors import ProxyError, UpstreamUnavailable
 from prefixproxy.lease import CutShort, Lease, Waiting, Watch, rejection
 from prefixproxy.prefix import PrefixChain
-from prefixproxy.schedule import Scheduler
-from prefixproxy.schedule_types import (
+from prefixproxy.schedule.scheduler import Scheduler
+from prefixproxy.schedule.types import (
     Drop,
     Effect,
     Finish,

@@ -12,7 +12,7 @@ from prefixproxy.intake import OUR_HEADERS, header
 from prefixproxy.lease import Lease
 from prefixproxy.misses import Verdict
 from prefixproxy.plan import Plan
-from prefixproxy.schedule_types import Ticket
+from prefixproxy.schedule.types import Ticket
 from prefixproxy.side import is_side
 from prefixproxy.types import Api, Outcome, Priority, TicketId, Usage
 from prefixproxy.warming import Rendering

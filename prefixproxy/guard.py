@@ -26,7 +26,7 @@ from prefixproxy.context import (
 from prefixproxy.errors import ContextLengthExceeded, ProxyError, Rejected
 from prefixproxy.exchange import Exchange, sequences
 from prefixproxy.plan import Plan
-from prefixproxy.stabilise_notes import count_tokens
+from prefixproxy.stabilise.notes import count_tokens
 from prefixproxy.types import UpstreamFacts
 from prefixproxy.upkeep import Health, Upkeep
 

@@ -19,10 +19,10 @@ from typing import Any, Protocol
 
 from prefixproxy.answers import AnswerMemory
 from prefixproxy.prefix import PrefixChain
-from prefixproxy.schedule import Scheduler
-from prefixproxy.schedule_memory import Recalled, Snapshot
-from prefixproxy.schedule_slots import Held
-from prefixproxy.stabilise import Stabiliser
+from prefixproxy.schedule.memory import Recalled, Snapshot
+from prefixproxy.schedule.scheduler import Scheduler
+from prefixproxy.schedule.slots import Held
+from prefixproxy.stabilise.stabiliser import Stabiliser
 from prefixproxy.state import StateFile
 from prefixproxy.tools import ToolMemory
 

@@ -8,7 +8,7 @@ from typing import Protocol, assert_never
 
 from prefixproxy.backends import Backend, SlotReading
 from prefixproxy.errors import ProxyError, Rejected, UpstreamUnavailable
-from prefixproxy.schedule_types import Reason, Reject, RejectReason, Ticket
+from prefixproxy.schedule.types import Reason, Reject, RejectReason, Ticket
 from prefixproxy.types import Usage
 from prefixproxy.warming import Rendering
 

@@ -18,7 +18,7 @@ from prefixproxy.chat_parts import PART
 from prefixproxy.misses import TOLERANCE_RATIO, TOLERANCE_TOKENS
 from prefixproxy.prefix import shared_bytes
 from prefixproxy.types import MissReason, Outcome, RequestRecord
-from prefixproxy.volatile_rules import RuleSet
+from prefixproxy.volatile.rules import RuleSet
 
 MAX_SEGMENTS = 128
 """Segments kept of one prompt: the root, the newest messages, and what is between them as one."""

@@ -30,7 +30,7 @@ from prefixproxy.lease import Lease
 from prefixproxy.prefix import chain_of
 from prefixproxy.relay import Parts
 from prefixproxy.reply import Reply
-from prefixproxy.schedule_types import Ticket
+from prefixproxy.schedule.types import Ticket
 from prefixproxy.types import Priority, TicketId
 from prefixproxy.warming import Rendering
 

@@ -16,7 +16,7 @@ from prefixproxy.chat import Canonical, answer_message, apply_edits, canonical, 
 from prefixproxy.chat_parts import NotUnderstood
 from prefixproxy.prefix import PrefixChain, blocks_within, chain_of
 from prefixproxy.prompt import Edit, Prompt
-from prefixproxy.stabilise import Stabiliser
+from prefixproxy.stabilise.stabiliser import Stabiliser
 from prefixproxy.tools import ToolMemory
 from prefixproxy.types import Api, Relocation
 

@@ -52,7 +52,7 @@ from prefixproxy.outcomes import outcome_of_answer, outcome_of_error
 from prefixproxy.plan import Planner
 from prefixproxy.prompt import Edit, Remove, SetKey
 from prefixproxy.reply import Reply
-from prefixproxy.schedule_types import Ticket
+from prefixproxy.schedule.types import Ticket
 from prefixproxy.telemetry import Telemetry
 from prefixproxy.types import API_OF_PATH, PINNABLE, Outcome, TicketId
 from prefixproxy.warming import Rendering

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from prefixproxy.backends import Backend, CopyResult
 from prefixproxy.errors import ProxyError, UpstreamUnavailable
 from prefixproxy.lease import Watch
-from prefixproxy.schedule_types import COPY_WORK_S, WARM_WORK_S, Restore, Save, Warm, WarmResult
+from prefixproxy.schedule.types import COPY_WORK_S, WARM_WORK_S, Restore, Save, Warm, WarmResult
 from prefixproxy.types import Usage
 from prefixproxy.warming import Rendering, root_tokens, whole_tokens
 

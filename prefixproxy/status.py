@@ -28,7 +28,7 @@ from prefixproxy.microscope import explain
 from prefixproxy.page import load_page
 from prefixproxy.plan import Plan
 from prefixproxy.relay import Parts
-from prefixproxy.schedule_types import SchedulerSnapshot
+from prefixproxy.schedule.types import SchedulerSnapshot
 from prefixproxy.types import API_OF_PATH, SlotState
 from prefixproxy.upkeep import Health, UpstreamState
 

@@ -22,7 +22,7 @@ from prefixproxy.metrics import REJECT_REASONS, Metrics
 from prefixproxy.microscope import Strips, strip_of
 from prefixproxy.misses import Evidence
 from prefixproxy.plan import Plan
-from prefixproxy.schedule_types import Reason
+from prefixproxy.schedule.types import Reason
 from prefixproxy.side import is_side
 from prefixproxy.sightings import Sight
 from prefixproxy.trend import Trend

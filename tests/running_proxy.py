@@ -13,7 +13,7 @@ from stub_upstream import StubUpstream
 from threads import in_thread
 
 from prefixproxy.app import Proxy, create_app
-from prefixproxy.schedule_types import SchedulerSnapshot
+from prefixproxy.schedule.types import SchedulerSnapshot
 from prefixproxy.server import Server
 from prefixproxy.serving import bind
 from prefixproxy.settings import load_settings, packaged_config

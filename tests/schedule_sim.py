@@ -8,11 +8,11 @@ from hashlib import blake2b
 from itertools import count
 
 from prefixproxy.prefix import blocks_within
-from prefixproxy.schedule import Scheduler
-from prefixproxy.schedule_types import Effect, Policy, Ticket
-from prefixproxy.simulate_run import Request, Simulation
-from prefixproxy.simulate_server import VirtualServer
-from prefixproxy.simulate_text import BYTES_PER_TOKEN, EMPTY, Text, Trie, span
+from prefixproxy.schedule.scheduler import Scheduler
+from prefixproxy.schedule.types import Effect, Policy, Ticket
+from prefixproxy.simulate.run import Request, Simulation
+from prefixproxy.simulate.server import VirtualServer
+from prefixproxy.simulate.text import BYTES_PER_TOKEN, EMPTY, Text, Trie, span
 from prefixproxy.types import Capabilities, Priority, TicketId, UpstreamFacts
 
 FULL = Capabilities(pin=True, observe=True, snapshot=True, warm=True, reports_cached=True, tokenize=True, template=True)

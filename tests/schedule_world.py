@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from prefixproxy.schedule import Scheduler
-from prefixproxy.schedule_types import (
+from prefixproxy.schedule.scheduler import Scheduler
+from prefixproxy.schedule.types import (
     Drop,
     Effect,
     Finish,

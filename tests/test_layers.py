@@ -33,7 +33,7 @@ EDGES = {
     "intake",
     "keeping",
     "lease",
-    "lint",
+    "lint.command",
     "logs",
     "metrics",
     "passthrough",
@@ -42,7 +42,7 @@ EDGES = {
     "server",
     "serving",
     "settings*",
-    "simulate",
+    "simulate.command",
     "slotwork",
     "state",
     "status",
@@ -78,6 +78,13 @@ IMPURE = {
     "xllamacpp",
 }
 """What no core module imports: clocks, chance, waiting, I/O and frameworks."""
+
+PACKAGES = {
+    ".".join(path.relative_to(PACKAGE.parent).parent.parts)
+    for path in PACKAGE.rglob("__init__.py")
+    if not path.read_text(encoding="utf-8").count("import ")
+} | {"prefixproxy"}
+"""Packages whose names are modules, not things."""
 
 VOCABULARY = {"types", "errors"}
 
@@ -137,8 +144,8 @@ def imports(name: str, tree: ast.AST) -> Iterator[Import]:
                 yield Import(name, alias.name, node.lineno)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{name}.py:{node.lineno} imports relatively"
-            if node.module == "prefixproxy":
-                yield from (Import(name, f"prefixproxy.{alias.name}", node.lineno) for alias in node.names)
+            if node.module in PACKAGES:
+                yield from (Import(name, f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
             else:
                 yield Import(name, node.module or "", node.lineno)
 
@@ -209,17 +216,17 @@ def cycle(graph: dict[str, set[str]]) -> list[str]:
 @pytest.mark.parametrize(
     ("name", "source"),
     [
-        ("schedule_new", "import time"),
-        ("schedule_new", "from asyncio import Event"),
+        ("schedule.new", "import time"),
+        ("schedule.new", "from asyncio import Event"),
         ("prefix", "import random as r"),
-        ("stabilise", "def f():\n    import logging"),
+        ("stabilise.new", "def f():\n    import logging"),
         ("brand_new", "from starlette.types import Scope"),
         ("brand_new", "from prefixproxy.relay import Relay"),
         ("brand_new", "from prefixproxy.settings import Settings"),
-        ("schedule", "from prefixproxy.chat import parse_prompt"),
-        ("volatile", "from prefixproxy import stabilise"),
+        ("schedule.place", "from prefixproxy.chat import parse_prompt"),
+        ("volatile.rules", "from prefixproxy.stabilise import notes"),
         ("backends.ollama", "from prefixproxy.dispatch import Dispatcher"),
-        ("metrics", "from prefixproxy.schedule_types import Policy"),
+        ("metrics", "from prefixproxy.schedule.types import Policy"),
         ("relay", "from prefixproxy.app import create_app"),
         ("relay", "import prefixproxy.settings"),
     ],

@@ -26,7 +26,7 @@ from fanout import N_SLOTS, Way, serving
 from tiny_gguf import model_in, tokenizer_source
 
 from prefixproxy.backends.llamacpp import LlamaServer
-from prefixproxy.demo_wave import PATH, evaluated_total
+from prefixproxy.demo.wave import PATH, evaluated_total
 
 TARGETS = {"llama": 1.10, "mamba": 1.5}
 SLACK, SLACK_TOKENS = 1.02, 48

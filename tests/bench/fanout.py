@@ -27,9 +27,9 @@ from tiny_gguf import model_in, tokenizer_source
 
 from prefixproxy.backends.http import HttpUpstream
 from prefixproxy.backends.llamacpp import LlamaServer
-from prefixproxy.demo import proxied
-from prefixproxy.demo_prompt import briefing
-from prefixproxy.demo_wave import PATH, LaneRun, evaluated_total, run_lane
+from prefixproxy.demo.command import proxied
+from prefixproxy.demo.prompt import briefing
+from prefixproxy.demo.wave import PATH, LaneRun, evaluated_total, run_lane
 from prefixproxy.engine import Engine, EngineSettings, default_model
 
 TARGET = 1.05

@@ -16,9 +16,9 @@ from random import Random
 
 from prefixproxy.body import Body
 from prefixproxy.chat import parse_prompt
-from prefixproxy.stabilise import Stabiliser
+from prefixproxy.stabilise.stabiliser import Stabiliser
 from prefixproxy.types import Api
-from prefixproxy.volatile import load_rules
+from prefixproxy.volatile.files import load_rules
 
 WORDS = "the agent reads files before it changes them and runs tests of a package if time allows 10:30 session".split()
 

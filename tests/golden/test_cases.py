@@ -12,10 +12,10 @@ from golden_checks import NEEDS_AN_UPSTREAM, ONE, OVER_ALL, OVER_RUN, Run, View,
 from prefixproxy.answers import AnswerMemory
 from prefixproxy.body import Body
 from prefixproxy.plan import Planner
-from prefixproxy.stabilise import Stabiliser
+from prefixproxy.stabilise.stabiliser import Stabiliser
 from prefixproxy.tools import ToolMemory
 from prefixproxy.types import API_OF_PATH
-from prefixproxy.volatile import load_rules
+from prefixproxy.volatile.files import load_rules
 
 FILES = sorted((Path(__file__).parent / "cases").glob("*.json"))
 RULES = load_rules()

@@ -10,10 +10,10 @@ import pytest
 from prefixproxy.answers import AnswerMemory
 from prefixproxy.body import Body
 from prefixproxy.plan import Planner
-from prefixproxy.stabilise import Stabiliser
+from prefixproxy.stabilise.stabiliser import Stabiliser
 from prefixproxy.tools import ToolMemory
 from prefixproxy.types import Api
-from prefixproxy.volatile import load_rules
+from prefixproxy.volatile.files import load_rules
 
 RULES = load_rules()
 DESK = "You are the desk assistant of a small map archive. Answer from the catalogue rules. Never guess a shelf number."

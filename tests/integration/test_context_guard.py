@@ -12,7 +12,7 @@ from running_engine import RunningEngine
 from running_proxy import eventually, proxied_stub, proxy_in_thread, running_proxy, until_ready
 from stub_upstream import Exchange, StubUpstream
 
-from prefixproxy.schedule_types import HoldReason
+from prefixproxy.schedule.types import HoldReason
 
 CHAT = "/v1/chat/completions"
 

@@ -11,11 +11,11 @@ import pytest
 from running_engine import RunningEngine
 from running_proxy import running_proxy
 
-from prefixproxy.demo_prompt import briefing
-from prefixproxy.demo_wave import evaluated_total
-from prefixproxy.schedule_types import Policy
-from prefixproxy.simulate_play import Fleet, play
-from prefixproxy.simulate_trace import read_trace
+from prefixproxy.demo.prompt import briefing
+from prefixproxy.demo.wave import evaluated_total
+from prefixproxy.schedule.types import Policy
+from prefixproxy.simulate.play import Fleet, play
+from prefixproxy.simulate.trace import read_trace
 
 pytestmark = [pytest.mark.engine, pytest.mark.anyio]
 

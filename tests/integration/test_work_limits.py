@@ -10,7 +10,7 @@ from running_proxy import proxied_stub
 from stub_upstream import Exchange, StubUpstream
 
 from prefixproxy import slotwork
-from prefixproxy.schedule_types import COPY_WORK_S, WARM_WORK_S, Policy
+from prefixproxy.schedule.types import COPY_WORK_S, WARM_WORK_S, Policy
 
 pytestmark = pytest.mark.anyio
 

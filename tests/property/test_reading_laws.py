@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prompting import prompt_of
 
-from prefixproxy.volatile import load_rules
-from prefixproxy.volatile_first import first_chars, needs_digit
-from prefixproxy.volatile_head import HeadReader, looked_at
-from prefixproxy.volatile_lines import LineReader
-from prefixproxy.volatile_spans import MAX_BLOCK, TextReader
+from prefixproxy.volatile.files import load_rules
+from prefixproxy.volatile.first import first_chars, needs_digit
+from prefixproxy.volatile.head import HeadReader, looked_at
+from prefixproxy.volatile.lines import LineReader
+from prefixproxy.volatile.spans import MAX_BLOCK, TextReader
 
 RULES = load_rules()
 LINES = LineReader(RULES)

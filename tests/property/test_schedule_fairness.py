@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedule_sim import NO_SNAPSHOT, Sim, SimServer, facts, request, words
 
-from prefixproxy import schedule_place
-from prefixproxy.schedule_queue import Queue
-from prefixproxy.schedule_turns import Accounts, Turn
-from prefixproxy.schedule_types import Policy, Share, Ticket
-from prefixproxy.simulate_run import Request
-from prefixproxy.simulate_text import EMPTY
+from prefixproxy.schedule import place as schedule_place
+from prefixproxy.schedule.queue import Queue
+from prefixproxy.schedule.turns import Accounts, Turn
+from prefixproxy.schedule.types import Policy, Share, Ticket
+from prefixproxy.simulate.run import Request
+from prefixproxy.simulate.text import EMPTY
 from prefixproxy.types import Priority, TicketId
 
 ROOTS = {name: words(name, 120) for name in "pqr"}

@@ -21,13 +21,16 @@ from hypothesis.stateful import (
 )
 from schedule_world import FACTS, Look, Sent, World
 
-from prefixproxy import schedule, schedule_look, schedule_park, schedule_work
 from prefixproxy.prefix import blocks_within, chain_of
-from prefixproxy.schedule import Scheduler
-from prefixproxy.schedule_queue import Queue
-from prefixproxy.schedule_roots import RootTable
-from prefixproxy.schedule_slots import Slot, Upstream
-from prefixproxy.schedule_types import Effect, Finish, HoldReason, Policy, Share, SlotView, Ticket, WaitingView
+from prefixproxy.schedule import look as schedule_look
+from prefixproxy.schedule import park as schedule_park
+from prefixproxy.schedule import scheduler as schedule
+from prefixproxy.schedule import work as schedule_work
+from prefixproxy.schedule.queue import Queue
+from prefixproxy.schedule.roots import RootTable
+from prefixproxy.schedule.scheduler import Scheduler
+from prefixproxy.schedule.slots import Slot, Upstream
+from prefixproxy.schedule.types import Effect, Finish, HoldReason, Policy, Share, SlotView, Ticket, WaitingView
 from prefixproxy.types import Priority, SlotId, SlotState, TicketId
 
 ROOTS = [bytes([65 + i]) * n for i, n in enumerate((4000, 2500, 90))]

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prefixproxy.prefix import BLOCK_ENDS, blocks_within, chain_of
-from prefixproxy.schedule_place import Placement
-from prefixproxy.schedule_plan import Hold, Place, Server
-from prefixproxy.schedule_queue import Queue
-from prefixproxy.schedule_roots import Root, RootState, RootTable, root_id
-from prefixproxy.schedule_slots import NOTHING, REUSE_CHANCE, REUSE_HALF_LIFE_S, Held, Upstream
-from prefixproxy.schedule_types import HoldReason, Policy, Reason, Ticket
-from prefixproxy.schedule_work import recount
+from prefixproxy.schedule.place import Placement
+from prefixproxy.schedule.plan import Hold, Place, Server
+from prefixproxy.schedule.queue import Queue
+from prefixproxy.schedule.roots import Root, RootState, RootTable, root_id
+from prefixproxy.schedule.slots import NOTHING, REUSE_CHANCE, REUSE_HALF_LIFE_S, Held, Upstream
+from prefixproxy.schedule.types import HoldReason, Policy, Reason, Ticket
+from prefixproxy.schedule.work import recount
 from prefixproxy.types import Capabilities, SlotState, TicketId, UpstreamFacts
 
 FULL = Capabilities(pin=True, observe=True, snapshot=True, warm=True)

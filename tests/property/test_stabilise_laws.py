@@ -15,10 +15,10 @@ from prompting import answer_bytes, body_of, head_text, parsed, rendered
 from prefixproxy.body import Body
 from prefixproxy.chat import parse_prompt
 from prefixproxy.prompt import Role
-from prefixproxy.stabilise import Stabilised, StabilisePolicy, Stabiliser
-from prefixproxy.stabilise_notes import SEAM
+from prefixproxy.stabilise.notes import SEAM
+from prefixproxy.stabilise.stabiliser import Stabilised, StabilisePolicy, Stabiliser
 from prefixproxy.types import Api
-from prefixproxy.volatile import load_rules
+from prefixproxy.volatile.files import load_rules
 
 RULES = load_rules()
 quick = settings(deadline=None, max_examples=60)

@@ -9,7 +9,7 @@ import pytest
 
 from prefixproxy.admission import AdmissionControl
 from prefixproxy.errors import UsageError
-from prefixproxy.schedule_types import Policy
+from prefixproxy.schedule.types import Policy
 from prefixproxy.settings import Admission
 
 

@@ -8,11 +8,12 @@ from pathlib import Path
 import orjson
 import pytest
 
-from prefixproxy import demo, engine
-from prefixproxy.demo import DemoOptions
-from prefixproxy.demo_prompt import BYTES_PER_TOKEN, MAX_TOKENS, Lane, briefing
-from prefixproxy.demo_show import Board, Report, as_json, report_lines, table_lines
-from prefixproxy.demo_wave import LaneRun, Wave
+from prefixproxy import engine
+from prefixproxy.demo import command as demo
+from prefixproxy.demo.command import DemoOptions
+from prefixproxy.demo.prompt import BYTES_PER_TOKEN, MAX_TOKENS, Lane, briefing
+from prefixproxy.demo.show import Board, Report, as_json, report_lines, table_lines
+from prefixproxy.demo.wave import LaneRun, Wave
 from prefixproxy.errors import UsageError
 from prefixproxy.types import Usage
 

@@ -14,10 +14,10 @@ from prompting import prompt_of
 from prefixproxy import keeping as keeping_module
 from prefixproxy.answers import AnswerMemory
 from prefixproxy.keeping import Keeping, StabiliserRows, WholeRow, keeping_of
-from prefixproxy.stabilise import Stabiliser
+from prefixproxy.stabilise.stabiliser import Stabiliser
 from prefixproxy.state import StateFile
 from prefixproxy.tools import ToolMemory
-from prefixproxy.volatile import load_rules
+from prefixproxy.volatile.files import load_rules
 
 
 def memories() -> tuple[Stabiliser, ToolMemory, AnswerMemory]:

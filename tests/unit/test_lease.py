@@ -8,7 +8,7 @@ from prefixproxy.backends import SlotReading
 from prefixproxy.backends.llamacpp import LlamaServer
 from prefixproxy.lease import CutShort, Lease
 from prefixproxy.prefix import chain_of
-from prefixproxy.schedule_types import Reason, Ticket
+from prefixproxy.schedule.types import Reason, Ticket
 from prefixproxy.types import TicketId
 
 

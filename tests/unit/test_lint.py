@@ -18,18 +18,18 @@ from prefixproxy.answers import AnswerMemory
 from prefixproxy.body import Body
 from prefixproxy.chat import Canonical, canonical, parse_prompt
 from prefixproxy.errors import UsageError
-from prefixproxy.lint import usable_tokenizer
-from prefixproxy.lint_compare import Comparison, TokenCounter, Verdict, compare, shown
-from prefixproxy.lint_input import Sample, guess_api, read_samples
-from prefixproxy.lint_report import Pair, Report, Setup, examine
-from prefixproxy.lint_rules import When, tools_detail
-from prefixproxy.lint_show import as_json, print_report
+from prefixproxy.lint.command import usable_tokenizer
+from prefixproxy.lint.compare import Comparison, TokenCounter, Verdict, compare, shown
+from prefixproxy.lint.input import Sample, guess_api, read_samples
+from prefixproxy.lint.report import Pair, Report, Setup, examine
+from prefixproxy.lint.rules import When, tools_detail
+from prefixproxy.lint.show import as_json, print_report
 from prefixproxy.plan import Planner
 from prefixproxy.prefix import shared_bytes
-from prefixproxy.stabilise import StabilisePolicy, Stabiliser
+from prefixproxy.stabilise.stabiliser import StabilisePolicy, Stabiliser
 from prefixproxy.tools import ToolMemory
 from prefixproxy.types import Api
-from prefixproxy.volatile import load_rules
+from prefixproxy.volatile.files import load_rules
 
 ROOT = Path(__file__).parent.parent.parent
 CASES = ROOT / "tests" / "golden" / "cases"

@@ -26,7 +26,7 @@ from prefixproxy.microscope import (
     strip_of,
 )
 from prefixproxy.types import FirstDifference, Kind, MissReason, Outcome, Relocation, RequestRecord
-from prefixproxy.volatile import load_rules
+from prefixproxy.volatile.files import load_rules
 
 RECORD = dataclasses.replace(
     records.RECORD,

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 from schedule_sim import FULL, NO_SNAPSHOT, UNPINNED, facts, request, words
 
-from prefixproxy.schedule import Scheduler
-from prefixproxy.schedule_roots import fingerprint
-from prefixproxy.schedule_types import (
+from prefixproxy.schedule.roots import fingerprint
+from prefixproxy.schedule.scheduler import Scheduler
+from prefixproxy.schedule.types import (
     Drop,
     Effect,
     Finish,
@@ -28,7 +28,7 @@ from prefixproxy.schedule_types import (
     Warm,
     WarmResult,
 )
-from prefixproxy.simulate_text import Text
+from prefixproxy.simulate.text import Text
 from prefixproxy.types import Capabilities, Priority, RootId, SlotId, SlotState, TicketId, UpstreamFacts
 
 ROOT = words("briefing", 2500)

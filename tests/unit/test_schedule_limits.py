@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from schedule_sim import NO_SNAPSHOT, Sim, SimServer, facts, request, words
 
-from prefixproxy.schedule_types import Restore, Save, Warm
-from prefixproxy.simulate_run import Request
+from prefixproxy.schedule.types import Restore, Save, Warm
+from prefixproxy.simulate.run import Request
 
 LONG = replace(facts("long", 1), n_ctx_slot=4096)
 SHORT = replace(facts("short", 4), n_ctx_slot=1024)

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 from schedule_sim import FULL, NO_SNAPSHOT, Sim, SimServer, facts, lower_bound, request, words
 
-from prefixproxy.schedule_types import Policy, Reason, Restore, Save, Warm
-from prefixproxy.simulate_run import Request
-from prefixproxy.simulate_text import Text
+from prefixproxy.schedule.types import Policy, Reason, Restore, Save, Warm
+from prefixproxy.simulate.run import Request
+from prefixproxy.simulate.text import Text
 
 CANNOT_CUT = replace(FULL, rolls_back=False)
 N_TURNS, N_CONVERSATIONS, N_ROOTS = 3, 12, 3

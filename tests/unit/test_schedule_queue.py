@@ -7,9 +7,9 @@ from typing import Any
 
 from schedule_sim import request, words
 
-from prefixproxy.schedule_queue import Queue
-from prefixproxy.schedule_turns import MAX_FAMILIES, Accounts
-from prefixproxy.schedule_types import Policy, Share, Ticket
+from prefixproxy.schedule.queue import Queue
+from prefixproxy.schedule.turns import MAX_FAMILIES, Accounts
+from prefixproxy.schedule.types import Policy, Share, Ticket
 from prefixproxy.types import Priority, TicketId
 
 

@@ -8,11 +8,11 @@ from schedule_sim import facts as sim_facts
 
 from prefixproxy.keeping import SlotRows
 from prefixproxy.prefix import chain_of
-from prefixproxy.schedule import Scheduler
-from prefixproxy.schedule_memory import Recalled
-from prefixproxy.schedule_slots import NOTHING, Held
-from prefixproxy.schedule_types import Effect, Grant, Reason, Restore, SlotSeen, Ticket, Warm
-from prefixproxy.simulate_text import EMPTY, Text
+from prefixproxy.schedule.memory import Recalled
+from prefixproxy.schedule.scheduler import Scheduler
+from prefixproxy.schedule.slots import NOTHING, Held
+from prefixproxy.schedule.types import Effect, Grant, Reason, Restore, SlotSeen, Ticket, Warm
+from prefixproxy.simulate.text import EMPTY, Text
 from prefixproxy.types import Capabilities, SlotId, TicketId, UpstreamFacts
 
 ALL = Capabilities(pin=True, observe=True, snapshot=True, warm=True, reports_cached=True, tokenize=True, template=True)

@@ -6,11 +6,11 @@ import re
 
 from schedule_sim import facts, words
 
-from prefixproxy import schedule_work as work
-from prefixproxy.schedule_plan import Server
-from prefixproxy.schedule_roots import Gathering, Root, RootState, RootTable, fingerprint, root_id
-from prefixproxy.schedule_slots import Held, Upstream, Work
-from prefixproxy.schedule_types import Policy, Save, WarmResult
+from prefixproxy.schedule import work
+from prefixproxy.schedule.plan import Server
+from prefixproxy.schedule.roots import Gathering, Root, RootState, RootTable, fingerprint, root_id
+from prefixproxy.schedule.slots import Held, Upstream, Work
+from prefixproxy.schedule.types import Policy, Save, WarmResult
 
 
 def a_root(table: RootTable, name: str, tokens: int = 1000, *, now: float = 0.0) -> Root:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from prefixproxy.prefix import chain_of
-from prefixproxy.schedule import Scheduler
-from prefixproxy.schedule_types import Effect, Finish, Grant, HoldReason, Poll, Reason, SlotSeen, Ticket
+from prefixproxy.schedule.scheduler import Scheduler
+from prefixproxy.schedule.types import Effect, Finish, Grant, HoldReason, Poll, Reason, SlotSeen, Ticket
 from prefixproxy.types import Capabilities, SlotId, TicketId, UpstreamFacts
 
 PIN = Capabilities(pin=True, observe=True, reports_cached=True)

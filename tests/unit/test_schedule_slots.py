@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from schedule_sim import FULL, NO_SNAPSHOT, UNPINNED, facts, words
 
-from prefixproxy.schedule_rates import Rates
-from prefixproxy.schedule_slots import NOTHING, Held, Slot, Upstream, Work, left_over
+from prefixproxy.schedule.rates import Rates
+from prefixproxy.schedule.slots import NOTHING, Held, Slot, Upstream, Work, left_over
 from prefixproxy.types import RootId, SlotState, TicketId
 
 ROOT = words("root", 640)

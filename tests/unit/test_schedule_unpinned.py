@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from schedule_sim import UNPINNED, facts, request, words
 
-from prefixproxy.schedule import Scheduler
-from prefixproxy.schedule_types import Effect, Finish, Grant, HoldReason, Ticket
+from prefixproxy.schedule.scheduler import Scheduler
+from prefixproxy.schedule.types import Effect, Finish, Grant, HoldReason, Ticket
 from prefixproxy.types import Capabilities
 
 ROOT = words("root", 1000)

@@ -18,9 +18,9 @@ from schedule_sim import (
     words,
 )
 
-from prefixproxy.schedule_types import Policy, Reason, Restore, Save, Warm
-from prefixproxy.simulate_run import Request
-from prefixproxy.simulate_text import Text
+from prefixproxy.schedule.types import Policy, Reason, Restore, Save, Warm
+from prefixproxy.simulate.run import Request
+from prefixproxy.simulate.text import Text
 from prefixproxy.types import Capabilities
 
 ROOT = words("briefing", 2500)

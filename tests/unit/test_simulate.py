@@ -13,11 +13,11 @@ from records import RECORD
 
 from prefixproxy.errors import UsageError
 from prefixproxy.journal import record_json
-from prefixproxy.simulate_play import Arrival, Fleet, play
-from prefixproxy.simulate_report import Report, as_json, as_svg, quantile, report_lines
-from prefixproxy.simulate_synthetic import WORKLOADS, Workload, synthetic
-from prefixproxy.simulate_text import span
-from prefixproxy.simulate_trace import Trace, read_trace
+from prefixproxy.simulate.play import Arrival, Fleet, play
+from prefixproxy.simulate.report import Report, as_json, as_svg, quantile, report_lines
+from prefixproxy.simulate.synthetic import WORKLOADS, Workload, synthetic
+from prefixproxy.simulate.text import span
+from prefixproxy.simulate.trace import Trace, read_trace
 from prefixproxy.types import FirstDifference, Kind, RequestRecord
 
 FIRST = replace(RECORD, id="r0", time=100.0, kind=Kind.ROOT, lane="a", prompt_tokens=1000, cache_n=0, prompt_n=1000)

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from schedule_sim import FULL, words
 
 from prefixproxy.prefix import blocks_within
-from prefixproxy.simulate_server import RamCache, VirtualServer
-from prefixproxy.simulate_text import BYTES_PER_TOKEN, EMPTY, Text, Trie, span
+from prefixproxy.simulate.server import RamCache, VirtualServer
+from prefixproxy.simulate.text import BYTES_PER_TOKEN, EMPTY, Text, Trie, span
 from prefixproxy.types import UpstreamFacts
 
 PARTS = st.lists(st.tuples(st.integers(1, 3), st.integers(1, 90)), max_size=5)

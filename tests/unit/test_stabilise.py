@@ -12,10 +12,10 @@ import pytest
 from prompting import answer_bytes, head_text, parsed, prompt_of, rendered, texts
 
 from prefixproxy.prompt import AppendItem, Remove, SetText
-from prefixproxy.stabilise import Learned, Stabilised, StabilisePolicy, Stabiliser
-from prefixproxy.stabilise_notes import SEAM, count_tokens, is_small
+from prefixproxy.stabilise.notes import SEAM, count_tokens, is_small
+from prefixproxy.stabilise.stabiliser import Learned, Stabilised, StabilisePolicy, Stabiliser
 from prefixproxy.types import Api
-from prefixproxy.volatile import load_rules
+from prefixproxy.volatile.files import load_rules
 
 RULES = load_rules()
 AGENT = "You are a coding agent. Read files before you change them. Keep changes small."

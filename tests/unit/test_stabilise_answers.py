@@ -10,8 +10,8 @@ from prompting import prompt_of, rendered, texts
 
 from prefixproxy.chat import answer_message
 from prefixproxy.prompt import Prompt
-from prefixproxy.stabilise import Stabiliser
-from prefixproxy.volatile import load_rules
+from prefixproxy.stabilise.stabiliser import Stabiliser
+from prefixproxy.volatile.files import load_rules
 
 RULES = load_rules([], frozenset())
 HEAD = "Current time: 2026-11-29 10:00:{:02d}\nYou are the clerk of a map archive.\nName the rule you used."

@@ -8,8 +8,8 @@ from itertools import pairwise
 import pytest
 from prompting import answer_bytes, head_text, prompt_of, rendered, texts
 
-from prefixproxy.stabilise import Stabilised, Stabiliser
-from prefixproxy.volatile import load_rules
+from prefixproxy.stabilise.stabiliser import Stabilised, Stabiliser
+from prefixproxy.volatile.files import load_rules
 
 RULES = load_rules()
 LANES = "You review the payments code.\nRead all rules.\nLane: {}\nNever guess.\nBe brief."

@@ -9,8 +9,8 @@ import tomllib
 import pytest
 from prompting import prompt_of
 
-from prefixproxy.stabilise import StabilisePolicy, Stabiliser
-from prefixproxy.volatile import load_rules
+from prefixproxy.stabilise.stabiliser import StabilisePolicy, Stabiliser
+from prefixproxy.volatile.files import load_rules
 
 RULES = load_rules([], frozenset())
 HEAD = "You are the clerk of a map archive.\n{}\nName the rule you used, and never guess a shelf number."

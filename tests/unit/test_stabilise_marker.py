@@ -9,9 +9,9 @@ import pytest
 from prompting import prompt_of, rendered, texts
 
 from prefixproxy.prompt import Prompt
-from prefixproxy.stabilise import Stabiliser
-from prefixproxy.stabilise_notes import MARKER, SEAM
-from prefixproxy.volatile import load_rules
+from prefixproxy.stabilise.notes import MARKER, SEAM
+from prefixproxy.stabilise.stabiliser import Stabiliser
+from prefixproxy.volatile.files import load_rules
 
 RULES = load_rules()
 AGENT = "You are the clerk of a map archive.\nName the rule you used."

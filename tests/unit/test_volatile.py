@@ -9,11 +9,11 @@ import pytest
 from prompting import head_text, prompt_of
 
 from prefixproxy.errors import UsageError
-from prefixproxy.stabilise import Stabiliser
-from prefixproxy.volatile import builtin_files, builtin_fragments, load_rules
-from prefixproxy.volatile_examples import failure
-from prefixproxy.volatile_patterns import PatternError, check_cost, compiled
-from prefixproxy.volatile_rules import STATEMENTS, Rule
+from prefixproxy.stabilise.stabiliser import Stabiliser
+from prefixproxy.volatile.examples import failure
+from prefixproxy.volatile.files import builtin_files, builtin_fragments, load_rules
+from prefixproxy.volatile.patterns import PatternError, check_cost, compiled
+from prefixproxy.volatile.rules import STATEMENTS, Rule
 
 RULES = load_rules()
 AGENT = "You are a coding agent. Read files before you change them. Keep changes small."

@@ -7,7 +7,7 @@ import string
 
 import pytest
 
-from prefixproxy.volatile_first import first_chars, needs_digit
+from prefixproxy.volatile.first import first_chars, needs_digit
 
 
 def chars(pattern: str) -> str:

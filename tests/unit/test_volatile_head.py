@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from prompting import prompt_of
 
-from prefixproxy.volatile import load_rules
-from prefixproxy.volatile_head import MAX_HEAD_LINES, MAX_LINES, SLICE_LINES, HeadReader
-from prefixproxy.volatile_lines import LineFacts, LineReader
+from prefixproxy.volatile.files import load_rules
+from prefixproxy.volatile.head import MAX_HEAD_LINES, MAX_LINES, SLICE_LINES, HeadReader
+from prefixproxy.volatile.lines import LineFacts, LineReader
 
 RULES = load_rules()
 

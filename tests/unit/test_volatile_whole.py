@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from prompting import head_text, prompt_of
 
-from prefixproxy.stabilise import Stabiliser
-from prefixproxy.volatile import load_rules
+from prefixproxy.stabilise.stabiliser import Stabiliser
+from prefixproxy.volatile.files import load_rules
 
 RULES = load_rules()
 

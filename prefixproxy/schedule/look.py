@@ -1,0 +1,102 @@
+"""What a look at an upstream's slots tells, and when to ask for one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from prefixproxy.schedule.plan import Server
+from prefixproxy.schedule.run import Running
+from prefixproxy.schedule.slots import Slot, Upstream
+from prefixproxy.schedule.types import Policy, Poll, SlotSeen
+from prefixproxy.types import SlotState, TicketId
+
+ASSUMED_LOOK_S = 0.05
+"""How old the answer to a look is taken to be, if nobody says when it was asked for."""
+SLOW_POLL_S = 1.0
+"""How often to look while nothing of ours is unresolved but foreign traffic was seen."""
+
+
+def look(
+    server: Server,
+    seen: Mapping[int, SlotSeen],
+    asked: float,
+    now: float,
+    running: Mapping[TicketId, Running],
+    policy: Policy,
+) -> None:
+    """Resolve draining slots, correct what idle ones were believed to hold, find strangers. Answers that overtook each
+    other count only in the order in which they were asked for."""
+    slots = server.slots
+    if asked < slots.looked_at:
+        return
+    slots.looked_at, slots.seen_at = asked, now
+    fresh = [(slot, seen[slot.id.slot]) for slot in slots.slots if slot.id.slot in seen and asked > slot.since]
+    strangers = [slot for slot, row in fresh if row.busy and (slot.idle or slot.ended)]
+    for slot, row in fresh:
+        match slot.state, row.busy:
+            case ((SlotState.LEASED | SlotState.RESERVED | SlotState.DRAINING), True) if not slot.started:
+                slot.started = True
+                slots.version += 1
+            case ((SlotState.DRAINING | SlotState.FOREIGN), False) if asked >= slots.settled_at(slot):
+                slots.drained(slot, row.n_tokens, now)
+            case SlotState.FOREIGN, True:
+                slots.foreign(slot, now, policy.foreign_quiet_s)
+            case SlotState.IDLE, False:
+                slots.check(slot, row.n_tokens)
+    for slot in _unexplained(server, strangers, asked, now, running):
+        slots.foreign(slot, now, policy.foreign_quiet_s)
+    if slots.pins_confirmed(now):
+        slots.confirm = False
+
+
+def _unexplained(
+    server: Server, strangers: Sequence[Slot], asked: float, now: float, running: Mapping[TicketId, Running]
+) -> Sequence[Slot]:
+    """The strangers that are not simply the slots an unpinned request of ours just took."""
+    settling = server.slots.settling
+    if settling is None or asked <= settling.since:
+        return strangers
+    ours = running[settling.ticket]
+    started = ours.started_at is not None and asked > ours.started_at
+    if len(strangers) == settling.need and (started or settling.need > 1):
+        ours.settle_in(strangers, now)
+        return ()
+    settling.seen_busy.update(slot.id for slot in strangers)
+    draining = server.slots.in_state(SlotState.FOREIGN, SlotState.DRAINING)
+    taken = [*strangers, *(slot for slot in draining if slot not in strangers)]
+    if started and len(taken) >= settling.need:
+        # it is in one of these: every slot that is idle now is safe, and none of these proves a foreign request
+        server.slots.settling = None
+        server.slots.version += 1
+        for slot in taken:
+            slot.started = True
+            server.slots.drain(slot, now)
+        return ()
+    return strangers if len(strangers) > settling.need else ()
+
+
+def polls(servers: Iterable[Server], policy: Policy, now: float, waiting: int) -> Iterator[Poll]:
+    """A look for each upstream where something is unresolved, not too often."""
+    for server in servers:
+        slots = server.slots
+        slots.wanted = waiting > 0
+        due = poll_at(slots, policy, now)
+        if due is not None and (slots.poll_soon or due <= now):
+            slots.polled_at, slots.poll_soon = now, False
+            yield Poll(slots.name)
+
+
+def poll_at(slots: Upstream, policy: Policy, now: float) -> float | None:
+    """When the next look at an upstream is due; None if nothing there needs one."""
+    if not slots.up or not slots.observed:
+        return None
+    doubtful = any(slot.doubt is not None or slot.state is SlotState.DRAINING for slot in slots.slots)
+    if slots.poll_soon or slots.settling is not None or slots.confirm or doubtful:
+        return slots.polled_at + policy.poll_s
+    if slots.wanted and slots.stale(now) and not slots.full:
+        return now if slots.polled_at <= slots.seen_at else slots.polled_at + policy.poll_s
+    if slots.facts.shared and any(slots.in_state(SlotState.LEASED)):
+        return slots.polled_at + SLOW_POLL_S
+    if now < slots.foreign_until or any(slots.in_state(SlotState.FOREIGN)):
+        return slots.polled_at + SLOW_POLL_S
+    return None

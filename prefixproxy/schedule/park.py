@@ -1,0 +1,75 @@
+"""Keeping what a conversation left in a slot over the turns of others: saved before it is overwritten, restored when it
+comes back.
+
+Memory that can be cut back anywhere (plain attention) is saved as the last answer left it. Memory that cannot
+(recurrent, hybrid) is of use only to a prompt that extends it, and the next prompt seldom repeats an answer token by
+token: there the prompt is evaluated alone first and saved without its answer.
+"""
+
+from __future__ import annotations
+
+from prefixproxy.schedule.plan import Place, SaveFirst, Server, WarmFirst, continues
+from prefixproxy.schedule.slots import Slot
+from prefixproxy.schedule.types import Policy, Ticket
+
+ROLLS_BACK_SHARE = 0.75
+"""Slots that keep less than this share of a prefix when its tail has to go cannot be cut back."""
+COPIES = 2.0
+"""Saving now and restoring later, in copies."""
+MIN_PARKED_TOKENS = 16
+MIN_ROOT_TOKENS = 64
+
+
+def rolls_back(server: Server) -> bool:
+    return server.slots.kept_share(can_fork=False) >= ROLLS_BACK_SHARE
+
+
+def worthwhile_tokens(server: Server, policy: Policy) -> float:
+    """From how many tokens on a root is warmed alone. Where slots cannot be cut back only that makes it of use to a
+    second prompt, so there it has to cost no more than the copies it needs."""
+    rate = server.rate(policy)
+    most = policy.root_threshold_s * rate
+    if rolls_back(server):
+        return most
+    return min(most, max(MIN_ROOT_TOKENS, COPIES * server.slots.rates.copy_s(MIN_ROOT_TOKENS) * rate))
+
+
+def park_first(ticket: Ticket, place: Place, policy: Policy, busy: int, now: float) -> SaveFirst | None:
+    """Save what `place` would overwrite, if evaluating it again costs more than two copies. A copy holds up the `busy`
+    requests that run beside it, too."""
+    server, slot = place.server, place.slot
+    if slot.held.tokens < MIN_PARKED_TOKENS or slot.promised == ticket.id or is_parked(server, slot):
+        return None
+    if not policy.park or not rolls_back(server) or server.snapshots_off_because(policy, now):
+        return None
+    direct = place.root is None and ticket.reuse
+    kept = ticket.chain.common_blocks(slot.held.chain) if direct else 0
+    if direct and continues(ticket, slot.held, kept):
+        return None
+    known = server.roots.find(slot.held.chain)
+    if known is not None and (known.running or now < known.retry_at):
+        return None
+    lost_s = server.slots.lost_s(slot, kept, server.rate(policy), now)
+    if lost_s <= COPIES * server.slots.rates.copy_s(slot.held.tokens) * (1 + busy):
+        return None
+    return SaveFirst(server, slot, slot.held.chain, ticket, parked=True)
+
+
+def is_parked(server: Server, slot: Slot) -> bool:
+    """Whether a file holds all that this slot does."""
+    known = server.roots.find(slot.held.chain)
+    return known is not None and known.snapshot is not None and known.snapshot.tokens >= slot.held.tokens
+
+
+def turn_first(ticket: Ticket, place: Place, policy: Policy, now: float) -> WarmFirst | None:
+    """Evaluate the whole prompt alone and save it, where only that can be of use to its next turn, and where there are
+    more conversations than slots."""
+    server, slot = place.server, place.slot
+    if not policy.park or rolls_back(server) or not server.slots.evicted or not ticket.warmable or ticket.side:
+        return None
+    if server.snapshots_off_because(policy, now) or ticket.chain.digest == slot.held.chain.digest:
+        return None
+    known = server.roots.find(ticket.chain)
+    if known is not None and (known.running or known.snapshot is not None or now < known.retry_at):
+        return None
+    return WarmFirst(server, slot, ticket.chain, ticket, (), whole=True)

@@ -1,0 +1,338 @@
+"""Where one waiting ticket should go now, or what it waits for: reads all state, changes none.
+
+Every way to run it has a price in seconds: evaluating what is not cached, copying a snapshot, and the value of what
+is overwritten. Waiting for a busy slot and warming a root alone are weighed against the cheapest of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from prefixproxy.prefix import PrefixChain
+from prefixproxy.schedule.park import park_first, turn_first
+from prefixproxy.schedule.plan import (
+    WAIT_SLACK,
+    Decision,
+    Gather,
+    Hold,
+    Place,
+    SaveFirst,
+    Server,
+    Spread,
+    WarmFirst,
+    prefill_s,
+    prepared,
+    serving_servers,
+    tokens_of,
+)
+from prefixproxy.schedule.price import Prices
+from prefixproxy.schedule.queue import Waiting
+from prefixproxy.schedule.slots import Slot, Work
+from prefixproxy.schedule.turns import is_over
+from prefixproxy.schedule.types import HoldReason, Reason, Ticket
+from prefixproxy.types import SlotState
+
+WORTHWHILE_REUSE = 0.9
+"""Where slots that forget a tail keep less than this share of the rest, copying a slot with a tail is pointless."""
+SHORT_SHARE = 0.25
+"""A root this much shorter than what is left of another one is warmed beside it."""
+DRAIN_WAIT_S = 2.0
+"""How long a prompt waits for a slot whose client left while it evaluated the same: many send the same bytes again."""
+_GOES_NOWHERE = (HoldReason.CLIENT_SLOT, HoldReason.TENANT_SLOTS)
+"""Who is held for one of these takes no other slot that comes free."""
+
+
+class Placement(Prices):
+    """Decides for one ticket after the other; effects in between are told by `changed`."""
+
+    __slots__ = ()
+
+    def decide(self, waiting: Waiting) -> Decision:
+        """The first of these that applies:
+        1. no upstream serves it, as many run as may, or its tenant has all the slots it may have: hold;
+        2. it needs several slots, or a slot its client named: those, or hold;
+        3. no slot it may use is idle: hold;
+        4. somebody is already evaluating what it needs: hold;
+        5. waiting for a busy slot is cheaper than the cheapest place: hold;
+        6. its root is cold: gather, then warm it alone, or save the idle slot that several want a copy of;
+        7. the cheapest place, unless a later ticket has much more use for it.
+        """
+        ticket = waiting.ticket
+        serving = serving_servers(self.servers, ticket)
+        if not serving:
+            return Hold(HoldReason.NO_UPSTREAM)
+        if self.policy.max_concurrency and self.running >= self.policy.max_concurrency:
+            return Hold(HoldReason.CONCURRENCY)
+        if is_over(ticket, self.servers, self.policy):
+            return Hold(HoldReason.TENANT_SLOTS)
+        if ticket.n_seqs > 1:
+            return self._spread(ticket, serving)
+        home = self._client_slot(ticket, serving)
+        if home is not None:
+            return self._at_client_slot(ticket, *home)
+        open_servers = [server for server in serving if self._closed(server) is None]
+        places = [place for server in open_servers for place in self._places(waiting, server)]
+        if not places:
+            return self._without_slot(ticket, serving)
+        best = min(places, key=lambda place: (round(place.cost_s, 3), place.slot.turn))
+        if waiting.plain is not Reason.HOLD_EXPIRED:
+            held = self._held(waiting, open_servers, best) or self._root_first(waiting, best)
+            if held is not None:
+                return self._kept_first(waiting, best, held) if isinstance(held, WarmFirst) else held
+        found = self._unless_needed(waiting, best, places)
+        return found if isinstance(found, Hold) else self._kept_first(waiting, found, found)
+
+    def _closed(self, server: Server) -> HoldReason | None:
+        if server.slots.choosing(self.now):
+            return HoldReason.SETTLING
+        if server.slots.stale(self.now) and not server.slots.unpinned_because(self.now):
+            return HoldReason.LOOKING
+        return self.closed.get(server.slots.name)
+
+    # 2. several slots, or the client's own
+
+    def _spread(self, ticket: Ticket, serving: Sequence[Server]) -> Decision:
+        for server in serving:
+            slots = server.slots
+            need = ticket.n_seqs if ticket.n_seqs <= len(slots.slots) else 1
+            if self._closed(server) is None and sum(slot.idle and not slot.promised for slot in slots.slots) >= need:
+                if not slots.observed or slots.pins_confirmed(self.now):
+                    return Spread(server, need)
+                return Hold(HoldReason.UNCONFIRMED_PINS)
+        return self._without_slot(ticket, serving)
+
+    def _client_slot(self, ticket: Ticket, serving: Sequence[Server]) -> tuple[Server, Slot] | None:
+        if ticket.wanted_slot is None or ticket.wanted_slot < 0 or not ticket.pinnable:
+            return None
+        for server in serving:
+            if not server.slots.unpinned_because(self.now):
+                return server, server.slots.slots[ticket.wanted_slot % len(server.slots.slots)]
+        return None
+
+    def _at_client_slot(self, ticket: Ticket, server: Server, slot: Slot) -> Decision:
+        closed = self._closed(server)
+        if closed is not None:
+            return Hold(closed)
+        if not slot.idle or slot.promised not in (None, ticket.id):
+            return Hold(HoldReason.CLIENT_SLOT)
+        cached, _ = self._reuse(ticket, server, slot.held)
+        return Place(server, slot, None, cached, 0.0, Reason.CLIENT_SLOT)
+
+    def _without_slot(self, ticket: Ticket, serving: Sequence[Server]) -> Hold | Spread:
+        """3. Why nothing is free for it. Where others take the slots it queues up behind them, in the server."""
+        for server in serving:
+            hold = prepared(ticket, server)
+            if hold is not None:
+                return hold
+        for server in serving:
+            closed = self._closed(server)
+            if closed is not None and any(self.usable(ticket, server)):
+                return Hold(closed)
+            if (
+                closed is None
+                and any(server.slots.in_state(SlotState.FOREIGN))
+                and server.slots.pins_confirmed(self.now)
+            ):
+                return Spread(server, 1)
+        return Hold(HoldReason.NO_SLOT)
+
+    # 4. and 5. what others evaluate already
+
+    def _held(self, waiting: Waiting, servers: Sequence[Server], best: Place) -> Hold | None:
+        for server in servers:
+            hold = prepared(waiting.ticket, server)
+            if hold is None and waiting.ticket.reuse:
+                hold = self._under_way(waiting.ticket, server, best.cached)
+                hold = hold or self._left_behind(waiting.ticket, server, best.cached)
+            if hold is not None:
+                return hold
+        return self._patience(waiting, servers, best)
+
+    def _under_way(self, ticket: Ticket, server: Server, cached: int) -> Hold | None:
+        """4. Somebody is gathered for, warming, saving or prefilling more of it than any slot or snapshot has."""
+
+        def more(chain: PrefixChain) -> int:
+            return tokens_of(ticket, ticket.chain.common_blocks(chain)) - cached
+
+        for gathering in server.roots.gatherings:
+            if self.now < gathering.until and self._worth(server, more(gathering.chain)):
+                return Hold(HoldReason.GATHERING, gathering.until)
+        for root in server.roots.running():
+            # its prefill is paid already, so it need not be worth a warm-up: it only has to take longer than the copy
+            if more(root.chain) > server.rate(self.policy) * server.slots.rates.restore_s(root.n_bytes):
+                return Hold(HoldReason.WARMING, root.until)
+        for slot in server.slots.in_state(SlotState.LEASED):
+            until = slot.since + prefill_s(slot, server, self.policy)
+            if slot.first_token_at is None and self.now < until:
+                reused, _ = self._reuse(ticket, server, slot.held)
+                if self._worth(server, reused - cached):
+                    return Hold(HoldReason.LEADER, until)
+        return None
+
+    def _left_behind(self, ticket: Ticket, server: Server, cached: int) -> Hold | None:
+        """4. A slot that is coming free holds more of it, as far as its request got."""
+        for slot in server.slots.in_state(SlotState.DRAINING):
+            until = slot.since + DRAIN_WAIT_S
+            reused, _ = self._reuse(ticket, server, slot.held)
+            if self.now < until and self._worth(server, reused - cached):
+                return Hold(HoldReason.LEADER, until)
+        return None
+
+    def _patience(self, waiting: Waiting, servers: Sequence[Server], best: Place) -> Hold | None:
+        """5. A busy slot holds so much of it that waiting is cheaper; not for longer than the first estimate said.
+        Where one cache serves all, nothing has to be waited for once it is evaluated."""
+        if waiting.patience is not None and self.now >= waiting.patience:
+            return None
+        cheapest: tuple[float, Slot, float] | None = None
+        for server in servers:
+            rate, can_fork = server.rate(self.policy), self._can_fork(server)
+            if server.slots.facts.capabilities.shared_cache:
+                continue
+            for slot in server.slots.in_state(SlotState.LEASED):
+                reused, _ = self._reuse(waiting.ticket, server, slot.held)
+                if not self._worth(server, reused - best.cached):
+                    continue
+                wait_s = server.slots.remaining_s(slot, rate, self.now)
+                if not can_fork:
+                    # it cannot be copied: those ahead who wait for the same slot go first
+                    wait_s += self.bound_for.get(slot.id, 0) * server.slots.answer_s
+                cost_s = wait_s + (waiting.ticket.n_tokens - reused) / rate
+                if cheapest is None or cost_s < cheapest[0]:
+                    cheapest = cost_s, slot, wait_s
+        if cheapest is None or cheapest[0] + self.policy.root_threshold_s >= best.cost_s:
+            return None
+        _, slot, wait_s = cheapest
+        self.bound_for[slot.id] = self.bound_for.get(slot.id, 0) + 1
+        return Hold(HoldReason.SLOT_WAIT, waiting.patience or self.now + WAIT_SLACK * wait_s)
+
+    # 6. cold roots
+
+    def _root_first(self, waiting: Waiting, best: Place) -> Decision | None:
+        ticket, server = waiting.ticket, best.server
+        if waiting.plain or ticket.alone or not self._can_fork(server):
+            return None
+        with_others = self.counts.deepest(ticket.chain, holders=2)
+        peers = self._peers(waiting, server, with_others)
+        wanted = self._wanted_idle(ticket, peers, server) if peers else None
+        if wanted is not None:
+            return wanted
+        alone = self._alone(ticket, server)
+        if not ticket.warmable or not self._cold(ticket, server, best.cached, max(with_others, *alone)):
+            return None
+        before = self._in_the_way(server, max(with_others, *alone), ticket)
+        if before is not None:
+            return before
+        together = [ticket.chain.common_blocks(peer.chain) for peer in peers]
+        together = [blocks for blocks in together if self._cold(ticket, server, best.cached, blocks)]
+        blocks = min(together, default=0) or max(
+            b for b in (*alone, 0) if self._cold(ticket, server, best.cached, b) or not b
+        )
+        chain = ticket.chain.head(blocks)
+        known = server.roots.find(chain)
+        if not blocks or (known is not None and self.now < known.retry_at):
+            return None
+        if not waiting.gathered:
+            return Gather(server, chain)
+        if best.root is not None:
+            return best
+        others = [peer for peer in peers if peer.warmable and peer.chain.common_blocks(ticket.chain) >= blocks]
+        others.sort(key=lambda other: other.chain.common_blocks(ticket.chain))
+        return WarmFirst(server, best.slot, chain, ticket, tuple(others))
+
+    def _in_the_way(self, server: Server, blocks: int, ticket: Ticket) -> Hold | None:
+        """Two cold roots at once only slow each other down. But a short one need not wait for a long one, nor anybody
+        for one that takes longer than it should."""
+        rate = server.rate(self.policy)
+        for slot in server.slots.in_state(SlotState.RESERVED):
+            root = None if slot.root is None else server.roots.roots.get(slot.root)
+            if root is None or root.parked or slot.work is Work.RESTORE:
+                continue
+            if slot.work is Work.SAVE:
+                return Hold(HoldReason.WARMING, slot.until)
+            expected_s = root.tokens / rate
+            left_s = expected_s - (self.now - slot.since)
+            until = min(root.until, slot.since + WAIT_SLACK * expected_s)
+            short = tokens_of(ticket, blocks) / rate < left_s * SHORT_SHARE
+            if not short and self.now < until:
+                return Hold(HoldReason.WARMING, until)
+        return None
+
+    def _cold(self, ticket: Ticket, server: Server, cached: int, blocks: int) -> bool:
+        """Whether so much of it is worth a warm-up beyond what is cached."""
+        return self._worth(server, tokens_of(ticket, blocks) - cached)
+
+    def _peers(self, waiting: Waiting, server: Server, with_others: int) -> list[Ticket]:
+        """Who else waits, if anybody shares something worth a warm-up with it beyond all snapshots."""
+        saved = self._best_saved(waiting.ticket, server)
+        if not self._cold(waiting.ticket, server, saved[1] if saved else 0, with_others):
+            return []
+        return [w.ticket for w in self.line if w is not waiting and w.plain is None and not w.ticket.alone]
+
+    def _alone(self, ticket: Ticket, server: Server) -> list[int]:
+        """Blocks it may share with later tickets: its head, what a running one shares, the roots known of it."""
+        running = [ticket.chain.common_blocks(slot.held.chain) for slot in server.slots.in_state(SlotState.LEASED)]
+        known = [
+            len(r.chain.hashes) for r in server.roots.roots.values() if not r.parked and ticket.chain.extends(r.chain)
+        ]
+        return [ticket.head_blocks, *running, *known]
+
+    def _wanted_idle(self, ticket: Ticket, peers: Sequence[Ticket], server: Server) -> SaveFirst | None:
+        """An idle slot that holds, beyond any snapshot, what this and another waiting ticket share."""
+        if server.slots.kept_share(can_fork=False) < WORTHWHILE_REUSE:
+            return None
+        saved = self._best_saved(ticket, server)
+        cached = saved[1] if saved else 0
+        for slot in self.usable(ticket, server):
+            blocks = ticket.chain.common_blocks(slot.held.chain)
+            if not self._worth(server, tokens_of(ticket, blocks) - cached):
+                continue
+            together = [min(blocks, peer.chain.common_blocks(slot.held.chain)) for peer in peers]
+            together = [b for b in together if self._worth(server, tokens_of(ticket, b) - cached)]
+            if together and sum(1 for _ in self.usable(ticket, server)) > 1:
+                chain = ticket.chain.head(min(together))
+                known = server.roots.find(chain)
+                if known is None or (self.now >= known.retry_at and not known.running):
+                    return SaveFirst(server, slot, chain, ticket)
+        return None
+
+    # 7. leave a slot to a later ticket, and save what is overwritten
+
+    def _kept_first(self, waiting: Waiting, place: Place, found: Place | WarmFirst) -> Decision:
+        ticket = waiting.ticket
+        if waiting.plain is not None:
+            return found
+        parked = park_first(ticket, place, self.policy, self.running, self.now)
+        if parked is not None or place.root is not None or isinstance(found, WarmFirst):
+            return parked or found
+        return turn_first(ticket, place, self.policy, self.now) or found
+
+    def _unless_needed(self, waiting: Waiting, best: Place, places: Sequence[Place]) -> Place | Hold:
+        if not self.yielding or self.policy.policy == "fifo" or waiting.overtaken >= self.policy.max_overtaken:
+            return best
+        for place in sorted(places, key=lambda place: place.cost_s):
+            if not self._needed_by_later(waiting, place):
+                return place
+        return Hold(HoldReason.OVERTAKEN)
+
+    def _needed_by_later(self, waiting: Waiting, place: Place) -> bool:
+        """Whether a later ticket of the same priority would lose a root with this slot, and this ticket gains none."""
+        slot, gains = place.slot, place.root is None and self._worth(place.server, place.cached)
+        if gains or slot.promised == waiting.ticket.id or not slot.held.tokens:
+            return False
+        if not self._worth(place.server, slot.held.tokens_at(self.counts.deepest(slot.held.chain)) / 2):
+            return False  # whoever waits, none shares enough with it, even where the estimates differ by half
+        for later in self.line[self.line.index(waiting) + 1 :]:
+            ticket = later.ticket
+            if ticket.priority is not waiting.ticket.priority or later.hold in _GOES_NOWHERE:
+                continue
+            if place.server not in serving_servers(self.servers, ticket):
+                continue
+            here, _ = self._reuse(ticket, place.server, slot.held)
+            saved = self._best_saved(ticket, place.server)
+            others = (
+                self._reuse(ticket, place.server, s.held)[0] for s in self.usable(ticket, place.server) if s is not slot
+            )
+            elsewhere = max(saved[1] if saved else 0, max(others, default=0))
+            if self._worth(place.server, here - elsewhere):
+                return True
+        return False

@@ -1,0 +1,188 @@
+"""What can be decided for a waiting ticket, and the upstream it is decided for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import inf
+
+from prefixproxy.prefix import PrefixChain
+from prefixproxy.schedule.roots import Root, RootTable
+from prefixproxy.schedule.slots import Held, Slot, Upstream, Work
+from prefixproxy.schedule.types import HoldReason, Policy, Reason, Ticket
+from prefixproxy.types import SlotState, TicketId
+
+WAIT_SLACK = 2.0
+"""A wait for a busy slot is given up after this many times the expected time."""
+MIN_TOKEN_BYTES = 2
+"""Text has more bytes than that for each token, nearly always."""
+
+
+@dataclass(slots=True)
+class Server:
+    """An upstream with its roots. `rewarm`: it came back empty and has had no look at its snapshots yet."""
+
+    slots: Upstream
+    roots: RootTable
+    rewarm: bool = False
+    lost_at: float = -inf
+
+    def rate(self, policy: Policy) -> float:
+        """Prefill tokens per second."""
+        return self.slots.rates.prefill or policy.assumed_prefill_rate
+
+    def snapshots_off_because(self, policy: Policy, now: float) -> str:
+        """ "" if roots can be warmed, saved and restored here now, else why not."""
+        can = self.slots.facts.capabilities
+        if not (can.snapshot and can.warm):
+            return "the server cannot save slots" if can.warm else "roots cannot be warmed here"
+        if not policy.fork or not policy.max_snapshots:
+            return "switched off"
+        return self.roots.off_because or self.slots.unpinned_because(now)
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    reason: HoldReason
+    until: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Gather:
+    """Open a window in which lanes that share `chain` are waited for."""
+
+    server: Server
+    chain: PrefixChain
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One way to run a ticket now: in `slot`, after `root` was restored into it if there is one."""
+
+    server: Server
+    slot: Slot
+    root: Root | None
+    cached: int
+    cost_s: float
+    reason: Reason = Reason.RESIDENT
+
+
+@dataclass(frozen=True, slots=True)
+class WarmFirst:
+    server: Server
+    slot: Slot
+    chain: PrefixChain
+    leader: Ticket
+    others: tuple[Ticket, ...]
+    whole: bool = False
+    """Not a root of several, but all of the leader's prompt."""
+
+    @property
+    def uncached(self) -> int:
+        """Tokens that the warm-up is expected to evaluate."""
+        there = self.chain.common_blocks(self.slot.held.chain)
+        return tokens_of(self.leader, len(self.chain.hashes)) - tokens_of(self.leader, there)
+
+
+@dataclass(frozen=True, slots=True)
+class SaveFirst:
+    """Save an idle slot as it is: several tickets share `chain` with it."""
+
+    server: Server
+    slot: Slot
+    chain: PrefixChain
+    leader: Ticket
+    parked: bool = False
+    """Nobody wants it now: it is about to be overwritten."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Let the server spread `need` sequences over its idle slots, or the first that comes free."""
+
+    server: Server
+    need: int
+
+
+Decision = Hold | Gather | Place | WarmFirst | SaveFirst | Spread
+
+
+def tokens_of(ticket: Ticket, blocks: int) -> int:
+    """Estimated tokens in the first `blocks` blocks of a ticket."""
+    return Held(ticket.chain, ticket.n_tokens, ticket.n_tokens).tokens_at(blocks)
+
+
+def shared(ticket: Ticket, held: Held) -> tuple[int, int]:
+    """Tokens of a ticket that `held` has too, and the blocks; the server evaluates a prompt's last token always."""
+    blocks = ticket.chain.common_blocks(held.chain) if ticket.reuse else 0
+    return max(0, min(held.tokens_at(blocks), ticket.n_tokens - 1)), blocks
+
+
+def evaluated(ticket: Ticket, server: Server, slot: Slot) -> Held:
+    """What a ticket finds evaluated in an idle slot. Where one cache serves all: whatever of it anybody evaluated."""
+    if not server.slots.facts.capabilities.shared_cache:
+        return slot.held
+    known = (s.held for s in server.slots.slots if s.idle or s.first_token_at is not None)
+    return max(known, key=lambda held: ticket.chain.common_blocks(held.chain), default=slot.held)
+
+
+def prefill_s(slot: Slot, server: Server, policy: Policy) -> float:
+    """How long the prefill in a leased slot may take. Where its end does not show, what is expected of it must do."""
+    expected_s = WAIT_SLACK * slot.uncached / server.rate(policy)
+    return min(policy.max_warm_s, expected_s) if slot.quiet else policy.max_warm_s
+
+
+def continues(ticket: Ticket, held: Held, blocks: int) -> bool:
+    """Whether a ticket that shares `blocks` blocks with `held` can be its next turn, which carries its answer too.
+    Another question on the same root can differ in the last, partial block alone."""
+    answer = held.tokens - held.prompt_tokens
+    return blocks == len(held.chain.hashes) and ticket.chain.n_bytes >= held.chain.n_bytes + MIN_TOKEN_BYTES * answer
+
+
+def prepared(ticket: Ticket, server: Server) -> Hold | None:
+    """A slot is being prepared for it."""
+    for slot in server.slots.in_state(SlotState.RESERVED):
+        if slot.promised == ticket.id:
+            restoring = slot.work is Work.RESTORE
+            return Hold(HoldReason.RESTORING if restoring else HoldReason.WARMING, slot.until)
+    return None
+
+
+def serving_servers(servers: Sequence[Server], ticket: Ticket) -> list[Server]:
+    """The upstreams that are up and may get this ticket: those that name its model, else those that take any name, else
+    all (their own error then tells the client what they have); of these, those whose slots are long enough, or all."""
+    model = ticket.model
+    up = [server for server in servers if server.slots.up]
+    named = [server for server in up if model and model in server.slots.facts.models]
+    serving = named or [server for server in up if not server.slots.facts.models] or up
+    if ticket.needs_ctx and len(serving) > 1:
+        return [s for s in serving if (s.slots.facts.n_ctx_slot or ticket.needs_ctx) >= ticket.needs_ctx] or serving
+    return serving
+
+
+def state_of(servers: Sequence[Server], policy: Policy, now: float) -> tuple[object, ...]:
+    """Equal as long as nothing changed that could let a held ticket go."""
+    tables = (server.slots for server in servers)
+    return (policy, *((t.name, t.version, t.unpinned_because(now), t.choosing(now), t.stale(now)) for t in tables))
+
+
+def any_open(servers: Sequence[Server]) -> bool:
+    """Whether any slot may take a request: an idle one, or in its turn one that others use."""
+    slots = (slot for server in servers for slot in server.slots.slots)
+    return any(slot.state in (SlotState.IDLE, SlotState.FOREIGN) for slot in slots)
+
+
+def busy(servers: Sequence[Server], running: int) -> int:
+    """Requests and warm-ups that keep the servers at work; `running` tickets are granted."""
+    warming = sum(slot.work is Work.WARM for server in servers for slot in server.slots.slots)
+    draining = sum(1 for server in servers for _ in server.slots.in_state(SlotState.DRAINING))
+    return running + warming + draining
+
+
+def release_promise(servers: Iterable[Server], ticket: TicketId) -> None:
+    """A ticket no longer waits for the slot that was prepared for it."""
+    for server in servers:
+        for slot in server.slots.slots:
+            if slot.promised == ticket:
+                slot.promised = None
+                server.slots.version += 1

@@ -1,0 +1,131 @@
+"""What it costs to run a waiting ticket in each idle slot, in seconds: evaluating what is not cached, copying a
+snapshot, and the value of what is overwritten."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from prefixproxy.schedule.park import is_parked, worthwhile_tokens
+from prefixproxy.schedule.plan import Place, Server, continues, evaluated, tokens_of
+from prefixproxy.schedule.queue import Waiting
+from prefixproxy.schedule.roots import Root
+from prefixproxy.schedule.slots import Held, PrefixCounts, Slot
+from prefixproxy.schedule.types import HoldReason, Policy, Reason, Ticket
+from prefixproxy.types import SlotId, TicketId
+
+SAME_TURN_SHARE = 0.9
+"""Where slots cannot be cut back, an answer that the next prompt does not repeat spoils its slot: a copy from before it
+is better."""
+
+
+@dataclass(slots=True)
+class Prices:
+    """One look at all state at `now`. `line`: who waits, in order, `counts`: what their prompts
+    share. `closed`: upstreams that take no more in this look,
+    and why. `bound_for`: tickets ahead that wait for a busy slot. `yielding`: whether a ticket may be overtaken."""
+
+    servers: Sequence[Server]
+    line: Sequence[Waiting]
+    counts: PrefixCounts
+    policy: Policy
+    now: float
+    running: int
+    closed: dict[str, HoldReason] = field(default_factory=dict)
+    bound_for: dict[SlotId, int] = field(default_factory=dict)
+    yielding: bool = True
+    _forking: dict[str, bool] = field(default_factory=dict)
+    _saved: dict[tuple[TicketId, str], tuple[Root, int] | None] = field(default_factory=dict)
+
+    def _worth(self, server: Server, tokens: float) -> bool:
+        """Whether so many tokens cost more than a warm-up is worth."""
+        return tokens > worthwhile_tokens(server, self.policy)
+
+    def _can_fork(self, server: Server) -> bool:
+        known = self._forking.get(server.slots.name)
+        if known is None:
+            known = self._forking[server.slots.name] = not server.snapshots_off_because(self.policy, self.now)
+        return known
+
+    def usable(self, ticket: Ticket, server: Server) -> Iterator[Slot]:
+        """The idle slots of one upstream that a ticket may use."""
+        slots = server.slots.slots
+        kept = len(slots) - min(self.policy.side_slots, len(slots) - 1)
+        for slot in slots:
+            if slot.idle and slot.promised in (None, ticket.id):
+                if kept == len(slots) or ticket.side == (slot.id.slot >= kept):
+                    yield slot
+
+    def _reuse(self, ticket: Ticket, server: Server, held: Held, can_fork: bool = False) -> tuple[int, int]:
+        """Tokens of the ticket expected to be reused from `held`, and the blocks they share. In the ticket's own
+        estimate, as is everything that is weighed here: an exact count beside an estimate would look like a gap."""
+        if not ticket.reuse:
+            return 0, 0
+        blocks = ticket.chain.common_blocks(held.chain)
+        tokens = tokens_of(ticket, blocks)
+        if blocks < len(held.chain.hashes):
+            tokens = int(tokens * server.slots.kept_share(can_fork))
+        elif held.tokens > held.prompt_tokens:
+            tokens = int(tokens * max(server.slots.kept_share(can_fork=False), SAME_TURN_SHARE))
+        return tokens, blocks
+
+    def _places(self, waiting: Waiting, server: Server) -> list[Place]:
+        ticket, rate = waiting.ticket, server.rate(self.policy)
+        idle = list(self.usable(ticket, server))
+        promised = [slot for slot in idle if slot.promised == ticket.id]
+        idle = promised or idle
+        direct = [self._direct(ticket, server, slot, rate) for slot in idle]
+        forks = [] if promised or not idle else self._forks(ticket, server, idle, rate)
+        ram = server.slots.evicted and ticket.reuse
+        if ram and not any(self._worth(server, place.cached) for place in direct + forks):
+            # a pin to an empty slot bypasses the server's RAM cache (llama-server computes 0/0 similarity there), a pin
+            # to one that holds something consults it; that is where a prefix can be that is in no slot
+            direct = [place for place in direct if place.slot.dirty] or direct
+        return direct + forks
+
+    def _direct(self, ticket: Ticket, server: Server, slot: Slot, rate: float) -> Place:
+        cached, _ = self._reuse(ticket, server, evaluated(ticket, server, slot), self._can_fork(server))
+        kept = ticket.chain.common_blocks(slot.held.chain) if ticket.reuse else 0
+        extends = continues(ticket, slot.held, kept)
+        lost_s = 0.0 if extends or is_parked(server, slot) else server.slots.lost_s(slot, kept, rate, self.now)
+        if cached:
+            reason = Reason.RESIDENT
+        elif ticket.side:
+            reason = Reason.SIDE
+        else:
+            reason = Reason.LEAST_VALUABLE if slot.dirty else Reason.EMPTY_SLOT
+        return Place(server, slot, None, cached, (ticket.n_tokens - cached) / rate + lost_s, reason)
+
+    def _forks(self, ticket: Ticket, server: Server, idle: Sequence[Slot], rate: float) -> list[Place]:
+        saved = self._best_saved(ticket, server)
+        if saved is None:
+            return []
+        root, cached = saved
+        cost_s = server.slots.rates.restore_s(root.n_bytes) + (ticket.n_tokens - cached) / rate
+        out = []
+        for slot in idle:
+            there, kept = self._reuse(ticket, server, slot.held, can_fork=True)
+            if there >= cached:
+                continue
+            lost_s = 0.0 if is_parked(server, slot) else server.slots.lost_s(slot, kept, rate, self.now)
+            out.append(Place(server, slot, root, cached, cost_s + lost_s, Reason.FORKED))
+        return out
+
+    def changed(self) -> None:
+        """Effects took place since the last decision."""
+        self._saved.clear()
+
+    def _best_saved(self, ticket: Ticket, server: Server) -> tuple[Root, int] | None:
+        key = ticket.id, server.slots.name
+        if key not in self._saved:
+            self._saved[key] = self._find_saved(ticket, server) if self._can_fork(server) else None
+        return self._saved[key]
+
+    def _find_saved(self, ticket: Ticket, server: Server) -> tuple[Root, int] | None:
+        best: tuple[Root, int] | None = None
+        for root in server.roots.saved():
+            if root.snapshot is not None and not root.running:
+                cached, _ = self._reuse(ticket, server, root.snapshot)
+                if cached > (best[1] if best else 0):
+                    best = root, cached
+        return best

@@ -1,0 +1,139 @@
+"""Who waits, and in which order."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from prefixproxy.prefix import PrefixChain
+from prefixproxy.schedule.slots import PrefixCounts
+from prefixproxy.schedule.turns import Accounts, Charge, is_batch, share_of
+from prefixproxy.schedule.types import HoldReason, Policy, Reason, Ticket
+from prefixproxy.types import Priority, TicketId
+
+
+@dataclass(slots=True)
+class Waiting:
+    """One ticket in the queue. `cost`: tokens it is expected to evaluate. `hold` and `until`: what the last look at it
+    found. `overtaken`: how often a later one that had more use for a slot went first; `passed`: how many later ones of
+    its tenant were granted before it. `gathered`: lanes that share its root were waited for. `plain`: no root is warmed
+    for it any more, and why. `patience`: until when it may wait for a busy slot that holds its prefix. `decided`: the
+    state of all upstreams that `hold` was found in."""
+
+    ticket: Ticket
+    seq: int
+    cost: int
+    hold: HoldReason = HoldReason.NO_SLOT
+    until: float | None = None
+    overtaken: int = 0
+    passed: int = 0
+    gathered: bool = False
+    plain: Reason | None = None
+    patience: float | None = None
+    decided: tuple[object, ...] | None = None
+
+    def stands(self, state: tuple[object, ...], now: float) -> bool:
+        """Whether what the last look at it found still holds."""
+        over = self.until is not None and self.until <= now
+        return self.decided == state and not over and self.hold is not HoldReason.OVERTAKEN
+
+
+class Queue:
+    """Waiting tickets by id, in turn (see `turns`)."""
+
+    def __init__(self) -> None:
+        self.counts = PrefixCounts()
+        """How many waiting prompts share each block."""
+        self._waiting: dict[TicketId, Waiting] = {}
+        self._accounts = Accounts()
+        self._line: tuple[Policy, list[Waiting]] | None = None
+        self._seq = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __iter__(self) -> Iterator[Waiting]:
+        return iter(self._waiting.values())
+
+    def get(self, ticket: TicketId) -> Waiting | None:
+        return self._waiting.get(ticket)
+
+    def add(self, ticket: Ticket, cost: int | None = None) -> None:
+        """Append. `cost`: tokens it is expected to evaluate (None: all of it)."""
+        self._accounts.join(ticket, (waiting.ticket for waiting in self))
+        self._seq += 1
+        self._waiting[ticket.id] = Waiting(ticket, self._seq, ticket.n_tokens if cost is None else cost)
+        self.counts.add(_shared(ticket))
+        self._line = None
+
+    def replace(self, ticket: Ticket, cost: int | None = None) -> None:
+        """The same request with another prompt: it keeps its place."""
+        waiting = self._waiting.get(ticket.id)
+        if waiting is not None:
+            self.counts.remove(_shared(waiting.ticket))
+            self.counts.add(_shared(ticket))
+            waiting.ticket, waiting.decided = ticket, None
+            waiting.cost = ticket.n_tokens if cost is None else cost
+            self._line = None
+
+    def pop(self, ticket: TicketId) -> Waiting | None:
+        waiting = self._waiting.pop(ticket, None)
+        if waiting is not None:
+            self.counts.remove(_shared(waiting.ticket))
+            self._line = None
+        return waiting
+
+    def granted(self, ticket: Ticket, tokens: int, policy: Policy) -> Charge:
+        """It leaves the queue for a slot, and will evaluate about so many tokens."""
+        gone = self.pop(ticket.id)
+        for waiting in self:
+            if gone is not None and waiting.seq < gone.seq and waiting.ticket.tenant == ticket.tenant:
+                waiting.passed += waiting.ticket.priority is ticket.priority
+        self.charge(ticket, tokens, policy)
+        return Charge(tokens, self._accounts.era)
+
+    def charge(self, ticket: Ticket, tokens: int, policy: Policy) -> None:
+        """To the ticket's tenant and family; nobody is remembered while nobody waits."""
+        if self._waiting:
+            self._accounts.charge(ticket, tokens, policy)
+        else:
+            self._accounts.close()
+        self._line = None
+
+    def settle(self, ticket: Ticket, charged: Charge | None, evaluated: int | None, policy: Policy) -> None:
+        """A granted ticket ended: what it was charged becomes what it evaluated, where that is known."""
+        if charged is not None and evaluated is not None and charged.era == self._accounts.era:
+            self.charge(ticket, evaluated - charged.tokens, policy)
+
+    def give_up(self, chain: PrefixChain, why: Reason) -> None:
+        """Whoever was held for a root that cannot be had evaluates its whole prompt."""
+        half = len(chain.hashes) // 2
+        for waiting in self:
+            if waiting.hold is HoldReason.WARMING and waiting.ticket.chain.common_blocks(chain) > half:
+                waiting.plain = why
+
+    def depth(self) -> dict[Priority, int]:
+        out = dict.fromkeys(Priority, 0)
+        for waiting in self:
+            out[waiting.ticket.priority] += 1
+        return out
+
+    def ordered(self, policy: Policy) -> list[Waiting]:
+        """Everybody, first to be served first. Sorted anew only when somebody came, went or was charged."""
+        if self._line is None or self._line[0] is not policy:
+            self._line = policy, self._accounts.order(self, policy)
+        return self._line[1]
+
+    def surplus(self, policy: Policy) -> Waiting:
+        """Whom to turn away first: batch before all, then the newest of the tenant that has most waiting for its
+        weight."""
+        batch = [waiting for waiting in self if is_batch(waiting)] or list(self)
+        waits = Counter(waiting.ticket.tenant for waiting in batch)
+        share = {tenant: n / share_of(policy, tenant).weight for tenant, n in waits.items()}
+        return max(batch, key=lambda waiting: (share[waiting.ticket.tenant], waiting.seq))
+
+
+def _shared(ticket: Ticket) -> PrefixChain:
+    """What of a ticket others may have in common with it: nothing of one that reuses nothing."""
+    return ticket.chain if ticket.reuse else ticket.chain.head(0)

@@ -1,0 +1,203 @@
+"""A granted ticket from its start to its end: which slots it has, what was expected of it, what it taught us."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from prefixproxy.schedule import work
+from prefixproxy.schedule.plan import Server, shared
+from prefixproxy.schedule.rates import MIN_RATE_TOKENS, mixed
+from prefixproxy.schedule.roots import DELIVERED_SHARE, Root
+from prefixproxy.schedule.slots import NOTHING, UNSTARTED_SETTLE_S, Held, Settling, Slot
+from prefixproxy.schedule.turns import Charge
+from prefixproxy.schedule.types import Effect, Finish, Ticket
+from prefixproxy.types import SlotState
+
+ESTIMATE_SLACK_TOKENS = 16
+"""What was expected is an estimate: a block, or an eighth, less than it is as good."""
+TRUNCATION_WEIGHT = 0.5
+"""One bad truncation is enough to prefer a restore, two to expect little of any."""
+
+
+@dataclass(slots=True)
+class Running:
+    """`slots`: empty while the server is still choosing. `expected`: tokens its slot was believed to share with it;
+    `truncated`: by forgetting a tail first; `root`: restored for it; `warmed`: the root was warmed in its slot."""
+
+    ticket: Ticket
+    server: Server
+    granted_at: float
+    slots: list[Slot] = field(default_factory=list)
+    need: int = 1
+    expected: int = 0
+    truncated: bool = False
+    root: Root | None = None
+    warmed: bool = False
+    pinned: bool = False
+    charged: Charge | None = None
+    started_at: float | None = None
+    first_token_at: float | None = None
+
+    @property
+    def held(self) -> Held:
+        """What its slot will hold when its prompt is evaluated."""
+        return Held(self.ticket.chain, self.ticket.n_tokens, self.ticket.n_tokens)
+
+    @property
+    def settling(self) -> Settling | None:
+        """Set while the server is still choosing its slots."""
+        settling = self.server.slots.settling
+        return settling if settling is not None and settling.ticket == self.ticket.id else None
+
+    def start(self, now: float, first_token: bool) -> None:
+        """The server was seen to work on it, or gave its first token."""
+        self.started_at = now if self.started_at is None else self.started_at
+        if first_token and self.first_token_at is None:
+            self.first_token_at = now
+        self.server.slots.version += 1
+        for slot in self.slots:
+            slot.started, slot.first_token_at = True, self.first_token_at
+
+    def settle_in(self, slots: Sequence[Slot], now: float) -> None:
+        """The server chose these slots for it."""
+        self.server.slots.settling = None
+        for slot in slots:
+            self.server.slots.lease(slot, self.ticket.id, self.ticket.family, self.held, self.ticket.n_tokens, now)
+            slot.started, slot.first_token_at, slot.tenant = True, self.first_token_at, self.ticket.tenant
+        self.slots = list(slots)
+
+    def seen_in(self, slot: Slot, asked: float, now: float) -> None:
+        """A look asked for at `asked` found it in `slot`. A draining slot may still be busy with what drains, so it is
+        believed only once the request is known to have started before the look."""
+        if self.settling is None or self.need > 1 or asked <= self.granted_at:
+            return
+        if slot.idle and asked <= slot.since:
+            return
+        started = self.started_at is not None and asked > self.started_at
+        if slot.idle or (started and slot.state in (SlotState.DRAINING, SlotState.FOREIGN)):
+            self.settle_in([slot], now)
+
+    @property
+    def expected_cached(self) -> int:
+        """What the client and the journal are told to expect."""
+        return int(self.expected * self.server.slots.kept_share(can_fork=False)) if self.truncated else self.expected
+
+
+def lease(server: Server, ticket: Ticket, slots: Sequence[Slot], pinned: bool, now: float) -> Running:
+    """Give a ticket these idle slots."""
+    first = slots[0]
+    expected, blocks = shared(ticket, first.held)
+    running = Running(
+        ticket,
+        server,
+        now,
+        list(slots),
+        need=len(slots),
+        expected=expected,
+        truncated=blocks < len(first.held.chain.hashes),
+        root=None if first.source is None else server.roots.roots.get(first.source),
+        warmed=first.promised == ticket.id and first.warmed,
+        pinned=pinned,
+    )
+    if pinned and running.truncated and expected >= MIN_RATE_TOKENS and server.slots.trying is None:
+        server.slots.trying = ticket.id
+    for slot in slots:
+        server.slots.lease(slot, ticket.id, ticket.family, running.held, ticket.n_tokens - expected, now)
+        slot.quiet = not (ticket.streams or server.slots.facts.capabilities.native)
+        slot.tenant = ticket.tenant
+    return running
+
+
+def settle(server: Server, ticket: Ticket, need: int, now: float, likely: Slot | None = None) -> Running:
+    """Let the server choose `need` of its idle slots; one answer goes where most of its prompt is (`likely`)."""
+    server.slots.settling = Settling(ticket.id, need, now, tenant=ticket.tenant)
+    server.slots.poll_soon = True
+    server.slots.version += 1
+    expected, blocks = shared(ticket, likely.held) if likely is not None else (0, 0)
+    truncated = likely is not None and blocks < len(likely.held.chain.hashes)
+    return Running(ticket, server, now, need=need, expected=expected, truncated=truncated)
+
+
+def end(running: Running, finish: Finish, now: float) -> None:
+    """Take its slots back, each with what it holds now."""
+    slots, settling = running.server.slots, running.settling
+    if slots.trying == running.ticket.id:
+        slots.trying = None
+    for slot in running.slots:
+        if running.need > 1:
+            slots.forget(slot)  # llama-server clears the slots of the further answers when they end (release())
+        elif finish.ok:
+            slots.hold(slot, _held_after(running.held, finish))
+        elif finish.confirmed_idle or (not slots.observed and slot.first_token_at is None):
+            slots.hold(slot, slot.before if not slot.started else slot.before.cut(_common(slot), 0))
+            slots.poll_soon = slots.observed
+        if finish.confirmed_idle:
+            slots.release(slot, finish.ok, now)
+        elif not slots.observed:
+            slots.free(slot, now)
+        else:
+            slots.drain(slot, now)
+    if settling is not None:
+        _end_unseen(running, settling, finish, now)
+
+
+def _end_unseen(running: Running, settling: Settling, finish: Finish, now: float) -> None:
+    """It ended before anybody saw which slot the server gave it: it may have been any that is idle now."""
+    slots = running.server.slots
+    slots.settling, slots.poll_soon = None, True
+    slots.version += 1
+    if running.started_at is None and not finish.confirmed_idle:
+        slots.haunted_until = now + UNSTARTED_SETTLE_S
+    for slot in list(slots.in_state(SlotState.IDLE)):
+        slot.doubt = _held_after(running.held, finish) if finish.ok and running.need == 1 else NOTHING
+        slot.promised = None
+        if slot.id in settling.seen_busy or not finish.confirmed_idle:
+            slot.started = running.started_at is not None
+            slots.drain(slot, now)
+
+
+def _common(slot: Slot) -> int:
+    return slot.before.chain.common_blocks(slot.held.chain)
+
+
+def _held_after(held: Held, finish: Finish) -> Held:
+    """The slot keeps prompt and answer, less the last sampled token, which is never decoded (server-context.cpp
+    handle_last_sampled_token)."""
+    known = finish.cached_tokens is not None and finish.evaluated_tokens is not None
+    prompt = (finish.cached_tokens or 0) + (finish.evaluated_tokens or 0) if known else held.prompt_tokens
+    return Held(held.chain, prompt, prompt + max(0, (finish.predicted_tokens or 0) - 1))
+
+
+def learn(running: Running, finish: Finish, now: float) -> None:
+    """Rates of this upstream, from what the server reported of a whole answer."""
+    rates = running.server.slots.rates
+    if finish.evaluated_tokens is not None and finish.prompt_s is not None:
+        rates.learn_prefill(finish.evaluated_tokens, finish.prompt_s)
+    if finish.ok:
+        rates.service_s = mixed(rates.service_s, now - running.granted_at)
+        if running.first_token_at is not None:
+            rates.answer_s = mixed(rates.answer_s, now - running.first_token_at)
+
+
+def judge(running: Running, finish: Finish) -> list[Effect]:
+    """Compare the reuse that was expected with the reported one, and mend the belief that was wrong."""
+    server = running.server
+    if not (finish.ok and running.pinned) or finish.cached_tokens is None or running.expected < MIN_RATE_TOKENS:
+        return []
+    near = running.expected - max(ESTIMATE_SLACK_TOKENS, running.expected // 8)
+    share = 1.0 if finish.cached_tokens >= near else finish.cached_tokens / running.expected
+    snapshot = None if running.root is None else running.root.snapshot
+    if running.root is not None and snapshot is not None and snapshot.tokens > snapshot.prompt_tokens:
+        if share < DELIVERED_SHARE:  # an answer is behind it that is not in this prompt
+            server.slots.rates.truncated_reuse = mixed(server.slots.rates.truncated_reuse, share, TRUNCATION_WEIGHT)
+            return work.drop(server, running.root)
+    elif running.root is not None:
+        if server.roots.judge(running.root, delivered=share >= DELIVERED_SHARE):
+            return work.drop(server, running.root)
+    elif running.truncated:
+        rates = server.slots.rates
+        rates.truncated_reuse = mixed(rates.truncated_reuse, min(1.0, share), TRUNCATION_WEIGHT)
+    elif share < DELIVERED_SHARE:
+        server.slots.poll_soon = True
+    return []

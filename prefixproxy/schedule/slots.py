@@ -1,0 +1,386 @@
+"""The slot table of one upstream: who has which slot, what each slot is believed to hold, and what was measured.
+
+    state     means                                   becomes
+    IDLE      known idle                              LEASED, RESERVED, FOREIGN
+    LEASED    one of our requests runs in it          IDLE (it ended by itself), DRAINING
+    RESERVED  a warm-up, save or restore of ours      IDLE (answered), DRAINING (overdue)
+    DRAINING  our side ended, the server's may not    IDLE (seen idle)
+    FOREIGN   busy with a request that is not ours    IDLE (seen idle)
+
+Only IDLE slots are granted, warmed, saved or restored: a pin to a busy slot corrupts the request that runs there
+(get_available_slot in llama.cpp's server-context.cpp swaps the slot's content before anyone asks whether it is busy).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from math import exp2, inf
+
+from prefixproxy.prefix import PrefixChain, bytes_of
+from prefixproxy.schedule.rates import Rates
+from prefixproxy.types import RootId, SlotId, SlotState, TicketId, UpstreamFacts
+
+REUSE_CHANCE = 0.5
+"""How likely what a slot holds is asked for again, right after it was used."""
+REUSE_HALF_LIFE_S = 300.0
+UNSTARTED_SETTLE_S = 0.25
+"""A request we gave up before the server was seen to start it may still be on its way: one idle look is trusted
+only this long after."""
+UNPROVEN_SHARE = 0.5
+"""What is hoped to stay of a prefix while the first slot that forgets a tail has not shown it yet."""
+ASSUMED_ANSWER_S = 5.0
+WARY_S = 600.0
+"""So long after a foreign request was seen, no slot is pinned to without a look at it first."""
+VALUED_RATE = 1000.0
+"""Tokens per second at which what a slot holds is valued at the most: a fast prefill is no reason to throw a
+conversation away, as evaluating it again also holds up whatever decodes beside it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a slot or a snapshot holds: `chain` covers `prompt_tokens` of its `tokens`; the rest is an answer."""
+
+    chain: PrefixChain
+    prompt_tokens: int
+    tokens: int
+
+    def tokens_at(self, blocks: int) -> int:
+        """The tokens in its first `blocks` blocks, taken as evenly spread."""
+        return self.prompt_tokens * bytes_of(blocks) // self.chain.n_bytes if blocks else 0
+
+    def cut(self, blocks: int, tokens: int) -> Held:
+        """The same, with only its first `blocks` blocks left."""
+        return Held(self.chain.head(blocks), self.tokens_at(blocks), tokens) if blocks else NOTHING
+
+
+class Work(StrEnum):
+    """What a reserved slot is reserved for."""
+
+    WARM = "warm"
+    SAVE = "save"
+    RESTORE = "restore"
+
+
+NOTHING = Held(PrefixChain((), 0, 0), 0, 0)
+
+
+class PrefixCounts:
+    """How many holders (slots, snapshots) of one upstream share each block."""
+
+    def __init__(self) -> None:
+        self._holders: dict[int, int] = {}
+
+    def add(self, chain: PrefixChain) -> None:
+        for block in chain.hashes:
+            self._holders[block] = self._holders.get(block, 0) + 1
+
+    def remove(self, chain: PrefixChain) -> None:
+        for block in chain.hashes:
+            left = self._holders[block] - 1
+            if left:
+                self._holders[block] = left
+            else:
+                del self._holders[block]
+
+    def deepest(self, chain: PrefixChain, holders: int = 1) -> int:
+        """How many leading blocks of `chain` at least that many holders have; holders never grow with depth."""
+        return bisect_left(chain.hashes, True, key=lambda block: self._holders.get(block, 0) < holders)
+
+    def __len__(self) -> int:
+        return len(self._holders)
+
+
+@dataclass(slots=True)
+class Slot:
+    """One row. `since`: when `state` last changed. `before`: what it held before the request that runs. `tenant`: whose
+    request runs or drains in it, or it is prepared for. `doubt`: what it holds if it is the slot an unpinned request
+    took unseen. `uncached`: tokens its request was expected to evaluate. `quiet`: its first token will not show.
+    `promised`: the ticket it was restored or warmed for. `source`: the root that was restored into it, `warmed`: one
+    was warmed in it, and nothing ran since. `until`: when the warm-up, save or restore in it counts as failed. `ended`:
+    its request ended by itself, so whatever keeps it busy is not ours."""
+
+    id: SlotId
+    state: SlotState
+    since: float
+    held: Held = NOTHING
+    before: Held = NOTHING
+    doubt: Held | None = None
+    dirty: bool = False
+    last_used: float = 0.0
+    turn: int = 0
+    ticket: TicketId | None = None
+    family: str = ""
+    tenant: str = ""
+    started: bool = False
+    first_token_at: float | None = None
+    quiet: bool = False
+    uncached: int = 0
+    promised: TicketId | None = None
+    source: RootId | None = None
+    warmed: bool = False
+    work: Work | None = None
+    root: RootId | None = None
+    until: float = inf
+    ended: bool = False
+
+    @property
+    def idle(self) -> bool:
+        return self.state is SlotState.IDLE
+
+
+@dataclass(slots=True)
+class Settling:
+    """An unpinned request whose `need` slots the server is choosing: any idle one, most likely one of `seen_busy`."""
+
+    ticket: TicketId
+    need: int
+    since: float
+    seen_busy: set[SlotId] = field(default_factory=set)
+    tenant: str = ""
+
+
+@dataclass(slots=True)
+class Upstream:
+    """One upstream's slots and what is known of it.
+
+    `evicted`: something was overwritten since it came up, so a prefix that is in no slot may be in the server's own RAM
+    cache. `haunted_until`: an unpinned request we gave up may still be on its way to any slot. `trying`: the running
+    request that shows whether slots can forget a tail. `confirm`: an unpinned request waits until our pins were seen to
+    have started. `foreign_at`: when a foreign request was seen last. `looked_at`: when the newest look that was heeded
+    was asked for, `seen_at`: when its answer came; `polled_at`: when we asked for one. `wanted`: tickets wait.
+    `version` grows with every change that may matter to who waits.
+    """
+
+    facts: UpstreamFacts
+    up: bool = False
+    slots: list[Slot] = field(default_factory=list)
+    rates: Rates = field(default_factory=Rates)
+    counts: PrefixCounts = field(default_factory=PrefixCounts)
+    settling: Settling | None = None
+    foreign_until: float = -inf
+    foreign_at: float = -inf
+    evicted: bool = False
+    trying: TicketId | None = None
+    confirm: bool = False
+    haunted_until: float = -inf
+    looked_at: float = -inf
+    seen_at: float = -inf
+    wanted: bool = False
+    polled_at: float = -inf
+    poll_soon: bool = False
+    version: int = 0
+
+    @property
+    def name(self) -> str:
+        return self.facts.name
+
+    def kept_share(self, can_fork: bool) -> float:
+        """The share of a prefix that stays when a slot forgets the tail behind it. Until that is measured one request
+        at a time tries it out, where the others can have a copy restored instead; unless the probe found that nothing
+        stays."""
+        if self.rates.truncated_reuse is not None:
+            return self.rates.truncated_reuse
+        if self.facts.capabilities.rolls_back is False:
+            return 0.0
+        return UNPROVEN_SHARE if can_fork and self.trying is not None else 1.0
+
+    @property
+    def observed(self) -> bool:
+        """Whether slots are pinned to and watched at all; if not, they only count requests."""
+        return self.facts.capabilities.pin and self.facts.capabilities.observe
+
+    def unpinned_because(self, now: float) -> str:
+        """ "" if requests may be pinned here now, else why not."""
+        if not self.facts.capabilities.pin:
+            return "the server takes no id_slot"
+        if not self.facts.capabilities.observe:
+            return "the server does not show its slots"
+        return "another client uses this upstream" if now < self.foreign_until else ""
+
+    def open(self, now: float, recalled: Mapping[int, Held]) -> None:
+        """Come up with nothing known for certain: an observed slot is not idle until it was seen idle, and what is
+        `recalled` of an earlier process's slots counts once a look has shown just as many tokens."""
+        state = SlotState.DRAINING if self.observed else SlotState.IDLE
+        self.slots = [Slot(SlotId(self.name, i), state, now, started=True) for i in range(self.facts.n_slots)]
+        for slot in self.slots:
+            slot.doubt = recalled.get(slot.id.slot)
+        self.counts = PrefixCounts()
+        self.up, self.evicted, self.settling, self.poll_soon = True, False, None, self.observed
+        self.version += 1
+        self.foreign_until, self.haunted_until, self.looked_at, self.confirm = -inf, -inf, -inf, False
+
+    def close(self) -> None:
+        self.version += 1
+        self.up, self.slots, self.counts, self.settling, self.trying = False, [], PrefixCounts(), None, None
+
+    def slot(self, slot: SlotId) -> Slot | None:
+        return self.slots[slot.slot] if 0 <= slot.slot < len(self.slots) else None
+
+    def hold(self, slot: Slot, held: Held) -> None:
+        """Believe from now on that `slot` holds `held`."""
+        if held is not slot.held:
+            self.version += 1
+            self.counts.remove(slot.held.chain)
+            self.counts.add(held.chain)
+            slot.held = held
+        slot.dirty = slot.dirty or held.tokens > 0
+
+    def forget(self, slot: Slot, dirty: bool = True) -> None:
+        self.hold(slot, NOTHING)
+        slot.dirty, slot.doubt, slot.before = dirty, None, NOTHING
+        slot.source, slot.warmed = None, False
+
+    def lease(self, slot: Slot, ticket: TicketId, family: str, held: Held, uncached: int, now: float) -> None:
+        """Give `slot` to a ticket; `held` is what it will hold when the prompt is evaluated."""
+        self._note_eviction(slot, held)
+        slot.before = slot.held
+        self.hold(slot, held)
+        slot.ticket, slot.family, slot.promised, slot.started = ticket, family, None, False
+        slot.first_token_at, slot.uncached, slot.source, slot.warmed = None, uncached, None, False
+        self._move(slot, SlotState.LEASED, now)
+
+    def reserve(self, slot: Slot, work: Work, root: RootId, until: float, now: float) -> None:
+        slot.work, slot.root, slot.until, slot.started, slot.ticket = work, root, until, False, None
+        self._move(slot, SlotState.RESERVED, now)
+
+    def overwrite(self, slot: Slot, held: Held) -> None:
+        """A warm-up or restore replaced what `slot` held."""
+        self._note_eviction(slot, held)
+        self.hold(slot, held)
+        slot.source, slot.warmed = None, False
+
+    def free(self, slot: Slot, now: float) -> None:
+        slot.ticket, slot.work, slot.root, slot.until, slot.before = None, None, None, inf, NOTHING
+        slot.last_used = now
+        self._move(slot, SlotState.IDLE, now)
+
+    def release(self, slot: Slot, ok: bool, now: float) -> None:
+        """Its request ended by itself. Where somebody else's may have waited in the server for a slot to come free, it
+        has this one now (server-queue.cpp pop_deferred_task): the slot is free once seen to be."""
+        if not self.observed or not self.facts.shared or not (self.wary(now) or self.full or self.wanted):
+            self.free(slot, now)
+            return
+        slot.doubt = slot.held if ok else None
+        self.drain(slot, now)
+        slot.started = slot.ended = True
+
+    @property
+    def full(self) -> bool:
+        """Whether no slot is free."""
+        return not any(slot.idle for slot in self.slots)
+
+    def wary(self, now: float) -> bool:
+        """Whether others were seen to use this upstream not long ago."""
+        return self.facts.shared and now < self.foreign_at + WARY_S
+
+    def stale(self, now: float) -> bool:
+        """Whether a look is needed before anything is pinned here."""
+        return self.observed and self.wary(now) and self.seen_at < now
+
+    def drain(self, slot: Slot, now: float) -> None:
+        slot.ticket, slot.work, slot.root, slot.until, slot.promised = None, None, None, inf, None
+        self.poll_soon = True
+        self._move(slot, SlotState.DRAINING, now)
+
+    def foreign(self, slot: Slot, now: float, quiet_s: float) -> None:
+        self.foreign_until, self.foreign_at = now + quiet_s, now
+        if slot.state is not SlotState.FOREIGN:
+            self.forget(slot)
+            slot.promised, slot.started = None, True
+            self._move(slot, SlotState.FOREIGN, now)
+
+    def settled_at(self, slot: Slot) -> float:
+        """From when on an idle look at a draining slot is to be believed."""
+        return slot.since + (0.0 if slot.started else UNSTARTED_SETTLE_S)
+
+    def drained(self, slot: Slot, n_tokens: int | None, now: float) -> None:
+        """A draining slot was seen idle, holding `n_tokens`."""
+        if slot.doubt is None:
+            self.hold(slot, left_over(slot, n_tokens))
+        else:
+            self.check(slot, n_tokens)
+        slot.dirty = bool(n_tokens)  # llama-server shows no count for a slot that never ran anything
+        self.free(slot, now)
+
+    def check(self, slot: Slot, n_tokens: int | None) -> None:
+        """An idle slot was seen to hold `n_tokens`: drop what we believed if it cannot be true."""
+        doubt, slot.doubt = slot.doubt, None
+        if doubt is not None:
+            known = n_tokens is not None
+            if known and abs((n_tokens or 0) - doubt.tokens) <= 2:
+                self.hold(slot, doubt)
+            elif not known or abs((n_tokens or 0) - slot.held.tokens) > max(16, slot.held.tokens // 50):
+                self.forget(slot)
+        if n_tokens is None:
+            return
+        if n_tokens == 0:
+            self.forget(slot, dirty=False)
+        elif n_tokens < 0.9 * slot.held.prompt_tokens:
+            self.forget(slot)
+        slot.dirty = n_tokens > 0
+
+    @property
+    def answer_s(self) -> float:
+        """How long an answer is expected to take, from its first token on."""
+        return ASSUMED_ANSWER_S if self.rates.answer_s is None else self.rates.answer_s
+
+    def remaining_s(self, slot: Slot, rate: float, now: float) -> float:
+        """How long the request in a leased slot is expected to run on."""
+        answer_s = self.answer_s
+        if slot.first_token_at is None:
+            return max(0.0, slot.uncached / rate - (now - slot.since)) + answer_s
+        return max(answer_s - (now - slot.first_token_at), answer_s / 4)
+
+    def lost_s(self, slot: Slot, kept_blocks: int, rate: float, now: float) -> float:
+        """The value, in seconds of prefill, of what is lost where only the first `kept_blocks` blocks of an idle slot
+        stay: what no other slot or snapshot has, times the chance that it is asked for."""
+        held = slot.held
+        kept = max(kept_blocks, self.counts.deepest(held.chain, holders=2))
+        chance = REUSE_CHANCE * exp2((slot.last_used - now) / REUSE_HALF_LIFE_S)
+        return max(0, held.tokens - held.tokens_at(kept)) / min(rate, VALUED_RATE) * chance
+
+    def in_state(self, *states: SlotState) -> Iterable[Slot]:
+        return (slot for slot in self.slots if slot.state in states)
+
+    def choosing(self, now: float) -> bool:
+        """Whether the server may be about to put an unpinned request of ours into any idle slot."""
+        return self.settling is not None or now < self.haunted_until
+
+    def pins_confirmed(self, now: float) -> bool:
+        """Whether all we pinned here was seen to have started; else an unpinned request could take its slot, and the
+        pin would hit it there."""
+        ours = self.in_state(SlotState.LEASED, SlotState.RESERVED)
+        given_up = self.in_state(SlotState.DRAINING)
+        return all(slot.started and slot.work in (None, Work.WARM) for slot in ours) and all(
+            now >= self.settled_at(slot) for slot in given_up
+        )
+
+    def _move(self, slot: Slot, state: SlotState, now: float) -> None:
+        self.version += 1
+        slot.state, slot.since, slot.turn, slot.ended = state, now, self.version, False
+
+    def _note_eviction(self, slot: Slot, held: Held) -> None:
+        if slot.held.tokens and not held.chain.extends(slot.held.chain):
+            self.evicted = True
+
+
+def left_over(slot: Slot, n_tokens: int | None) -> Held:
+    """What a slot holds after its request was cut off. The server keeps what it had evaluated until then
+    (server-context.cpp release()), so the count tells how far it came; without one, only what the request
+    shared with the content before it is certain."""
+    held, before = slot.held, slot.before
+    if not held.tokens:
+        return NOTHING
+    if n_tokens is None:
+        return before.cut(before.chain.common_blocks(held.chain), 0)
+    if not slot.started and n_tokens == before.tokens:
+        return before
+    if n_tokens >= held.prompt_tokens:
+        return Held(held.chain, held.prompt_tokens, n_tokens)
+    share = len(held.chain.hashes)
+    while share and held.tokens_at(share) > 0.98 * n_tokens:
+        share -= 1
+    return held.cut(share, n_tokens)

@@ -1,0 +1,207 @@
+"""Warm-ups, saves and restores from their start to their answer, their failure or their time limit.
+
+Each takes one idle slot, which stays RESERVED meanwhile. Whatever fails leaves its slot draining: the server may still
+be at it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from prefixproxy.schedule.plan import SaveFirst, Server, WarmFirst, tokens_of
+from prefixproxy.schedule.rates import mixed
+from prefixproxy.schedule.roots import RETRY_S, Root, RootState
+from prefixproxy.schedule.slots import Held, Slot, Work
+from prefixproxy.schedule.types import Drop, Effect, Policy, Restore, Save, Ticket, Warm, WarmResult
+from prefixproxy.types import RootId, SlotId, SlotState
+
+MAX_RENDERED = 8
+"""Tickets named in a Warm; the edge renders the first few."""
+
+
+def promise(slot: Slot, ticket: Ticket | None) -> None:
+    """The slot is prepared for this ticket, and counts as its tenant's."""
+    slot.promised, slot.tenant = (None, "") if ticket is None else (ticket.id, ticket.tenant)
+
+
+def start_warm(server: Server, plan: WarmFirst, policy: Policy, now: float) -> list[Effect]:
+    """Reserve the slot, promise it to the leader, and warm."""
+    leader, slot = plan.leader, plan.slot
+    root = server.roots.obtain(plan.chain, leader.family, tokens_of(leader, len(plan.chain.hashes)), now)
+    root.state, root.until, root.leader = RootState.WARMING, now + policy.max_warm_s, leader.chain
+    server.roots.end_gathering(root.chain)
+    server.slots.reserve(slot, Work.WARM, root.id, root.until, now)
+    promise(slot, leader)
+    root.parked = plan.whole
+    return [Warm(root.id, slot.id, (leader.id, *(other.id for other in plan.others))[:MAX_RENDERED], plan.whole)]
+
+
+def warmed(server: Server, root: Root, slot: Slot, result: WarmResult, policy: Policy, now: float) -> list[Effect]:
+    """The root is in its slot: save it, if there is room. `result.ok` is True."""
+    chain = root.chain
+    if result.n_blocks is not None and root.leader is not None:
+        chain = root.leader.head(result.n_blocks)
+    held = Held(chain, result.n_tokens, result.n_tokens)
+    reused = slot.held.tokens_at(slot.held.chain.common_blocks(chain))
+    server.slots.rates.learn_prefill(result.n_tokens - reused, result.seconds)
+    root.tokens = result.n_tokens
+    server.slots.overwrite(slot, held)
+    slot.warmed = True
+    return _save(server, root, slot, policy, now)
+
+
+def start_save(server: Server, plan: SaveFirst, policy: Policy, now: float) -> list[Effect]:
+    """Save an idle slot as it stands; the leader gets it afterwards."""
+    leader, slot = plan.leader, plan.slot
+    root = server.roots.obtain(plan.chain, leader.family, tokens_of(leader, len(plan.chain.hashes)), now)
+    root.leader, root.parked = leader.chain, plan.parked
+    if plan.parked:
+        root.tokens = slot.held.tokens
+    promise(slot, leader)
+    return _save(server, root, slot, policy, now)
+
+
+def _save(server: Server, root: Root, slot: Slot, policy: Policy, now: float) -> list[Effect]:
+    if server.slots.choosing(now):
+        # an unpinned request may be taking this very slot now that it is idle; who needs the root can save it later
+        root.state = RootState.COLD
+        server.slots.free(slot, now)
+        return []
+    n_bytes = int(slot.held.tokens * (server.slots.rates.bytes_per_token or 0.0))
+    dropped = drop(server, root) if root.file else []
+    room = server.roots.room_for(root, n_bytes, policy, now)
+    if room is None or server.snapshots_off_because(policy, now):
+        root.state, root.retry_at = RootState.READY, now + RETRY_S
+        server.slots.free(slot, now)
+        return dropped
+    root.file, victims = room
+    for victim in victims:
+        drop(server, victim)  # its file is overwritten or left: no Drop, the pool's names come back
+    root.state, root.until, root.n_bytes = RootState.SAVING, now + policy.max_copy_s, n_bytes
+    server.slots.reserve(slot, Work.SAVE, root.id, root.until, now)
+    return [*dropped, Save(root.id, slot.id, root.file)]
+
+
+def saved(server: Server, root: Root, slot: Slot, n_bytes: int, seconds: float, now: float) -> list[Effect]:
+    """The snapshot is written."""
+    server.slots.rates.learn_save(n_bytes, seconds)
+    root.state, root.snapshot, root.n_bytes = RootState.READY, slot.held, n_bytes
+    server.slots.counts.add(slot.held.chain)
+    effects = [effect for old in server.roots.superseded(root) for effect in drop(server, old)] if root.parked else []
+    if not slot.warmed and root.parked:
+        slot.promised = None  # it was saved to be overwritten, by whatever is the cheapest now
+    if slot.held.tokens:
+        rates = server.slots.rates
+        rates.bytes_per_token = mixed(rates.bytes_per_token, n_bytes / slot.held.tokens)
+    server.slots.free(slot, now)
+    return effects
+
+
+def start_restore(
+    server: Server, root: Root, slot: Slot, ticket: Ticket | None, policy: Policy, now: float
+) -> list[Effect]:
+    """Reserve the slot for the ticket and read the root's snapshot into it."""
+    root.restoring += 1
+    root.forks += ticket is not None
+    root.last_used = now
+    server.slots.reserve(slot, Work.RESTORE, root.id, now + policy.max_copy_s, now)
+    promise(slot, ticket)
+    return [Restore(root.id, slot.id, root.file)]
+
+
+def restored(server: Server, root: Root, slot: Slot, seconds: float, now: float) -> list[Effect]:
+    """The slot holds what the snapshot held; unless that was dropped meanwhile."""
+    root.restoring -= 1
+    if root.snapshot is None:
+        server.slots.forget(slot)
+        server.slots.drain(slot, now)
+        return _release_file(server, root)
+    if root.n_bytes and seconds > 0:
+        rates = server.slots.rates
+        rates.restore_s_per_byte = mixed(rates.restore_s_per_byte, seconds / root.n_bytes)
+    server.slots.overwrite(slot, root.snapshot)
+    slot.source = root.id
+    server.slots.free(slot, now)
+    return []
+
+
+def failed(server: Server, root: Root, slot: Slot, now: float) -> list[Effect]:
+    """What the slot was reserved for failed or took too long."""
+    work = slot.work
+    if work is not Work.SAVE:
+        server.slots.forget(slot)
+    server.slots.drain(slot, now)
+    match work:
+        case Work.WARM:
+            root.state, root.retry_at = RootState.COLD, now + RETRY_S
+            return []
+        case Work.SAVE:
+            root.state, root.file, root.n_bytes, root.retry_at = RootState.COLD, "", 0, now + RETRY_S
+            server.roots.judge(root, delivered=False)
+            return []
+        case _:
+            root.restoring -= 1
+            server.roots.judge(root, delivered=False)
+            return drop(server, root)
+
+
+def overdue(server: Server, now: float) -> Iterable[tuple[Root, Slot]]:
+    """What should have been answered by now."""
+    late = [slot for slot in server.slots.in_state(SlotState.RESERVED) if slot.until <= now]
+    return [(server.roots.roots[slot.root], slot) for slot in late if slot.root in server.roots.roots]
+
+
+def drop(server: Server, root: Root) -> list[Effect]:
+    """Use the root's snapshot no more; its file is given up when no restore reads it any longer."""
+    if root.snapshot is not None:
+        server.slots.counts.remove(root.snapshot.chain)
+        root.snapshot = None
+    return _release_file(server, root)
+
+
+def _release_file(server: Server, root: Root) -> list[Effect]:
+    if not root.file or root.restoring or root.running or root.snapshot is not None:
+        return []  # while it runs, the file is the one it will be saved to
+    file, root.file, root.n_bytes = root.file, "", 0
+    return [Drop(server.slots.name, file)]
+
+
+def at_work(server: Server, root: RootId, work: Work, slot: SlotId | None = None) -> tuple[Root, Slot] | None:
+    """The root and the slot an answer belongs to; None if it comes too late."""
+    for row in server.slots.in_state(SlotState.RESERVED):
+        if row.root == root and row.work is work and slot in (None, row.id):
+            return server.roots.roots[root], row
+    return None
+
+
+def reset(server: Server) -> None:
+    """The upstream is gone: nothing is under way there any more; finished snapshots stay files."""
+    server.roots.gatherings.clear()
+    for root in server.roots.roots.values():
+        root.restoring = 0
+        if root.running or root.snapshot is None:
+            root.state, root.file, root.n_bytes = RootState.COLD, "", 0
+    recount(server)
+
+
+def recount(server: Server) -> None:
+    """Snapshots hold their blocks whether or not the upstream is up."""
+    for root in server.roots.saved():
+        if root.snapshot is not None:
+            server.slots.counts.add(root.snapshot.chain)
+
+
+def rewarm(server: Server, policy: Policy, now: float) -> list[Effect]:
+    """An upstream that came back has its most valuable roots restored into its empty slots."""
+    slots = server.slots
+    if not server.rewarm or slots.choosing(now) or any(slots.in_state(SlotState.DRAINING)):
+        return []
+    server.rewarm = False
+    if server.snapshots_off_because(policy, now):
+        return []
+    roots = sorted(server.roots.saved(), key=lambda root: -server.roots.worth(root, now))
+    empty = [slot for slot in slots.slots if slot.idle and not slot.dirty]
+    effects: list[Effect] = []
+    for slot, root in zip(empty, roots, strict=False):
+        effects += start_restore(server, root, slot, None, policy, now)
+    return effects

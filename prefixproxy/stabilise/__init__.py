@@ -1,0 +1,1 @@
+"""Makes a prompt the same from turn to turn."""

@@ -1,0 +1,1 @@
+"""Rules: which text of a head is volatile, and what becomes of it."""
