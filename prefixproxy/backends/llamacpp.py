@@ -51,13 +51,22 @@ def says_loading(body: bytes) -> bool:
 
 class LlamaServer(HttpUpstream):
     """A `Backend` over a running llama-server. `build` tells what it was built from where its own answer does not: a
-    build from source says "b0-unknown". `shared`: whether anybody else may know its address."""
+    build from source says "b0-unknown". `shared`: whether anybody else may know its address. `tries`: whether a probe
+    may find out about the memory of a server that nobody has used, which gives it 62 tokens to evaluate."""
 
     def __init__(
-        self, name: str, url: str, api_key: str = "", build: Callable[[], str] | None = None, *, shared: bool = True
+        self,
+        name: str,
+        url: str,
+        api_key: str = "",
+        build: Callable[[], str] | None = None,
+        *,
+        shared: bool = True,
+        tries: bool = True,
     ) -> None:
         super().__init__(name, url, api_key)
         self._shared = shared
+        self._tries = tries
         self._build = build
         self._rolls_back: dict[str, bool | None] = {}
 
@@ -86,7 +95,7 @@ class LlamaServer(HttpUpstream):
                 tokenize=True,
                 template=True,
                 native=True,
-                rolls_back=await self._asked_once(props, tried) if observe else None,
+                rolls_back=await self._asked_once(props, tried) if observe and self._tries else None,
             ),
             multimodal=any(modalities.values()) if isinstance(modalities, dict) else False,
             shared=self._shared,

@@ -16,7 +16,14 @@ _MOST_SLOTS = 1024
 
 def slots_of_children(proc: Path = PROC) -> int | None:
     """None where nothing is running, or there is no process table to read."""
-    return max((n for argv in _command_lines(proc) if (n := _slots_in(argv)) is not None), default=None)
+    return max((n for argv in child_command_lines(proc) if (n := _slots_in(argv)) is not None), default=None)
+
+
+def child_command_lines(proc: Path = PROC) -> Iterator[list[str]]:
+    """Those of llama-servers as Ollama starts them, the program first."""
+    for argv in _command_lines(proc):
+        if Path(argv[0]).name.removesuffix(".exe") == "llama-server" and {"--no-webui", "--offline"} <= set(argv):
+            yield argv
 
 
 def _command_lines(proc: Path) -> Iterator[list[str]]:
@@ -29,9 +36,7 @@ def _command_lines(proc: Path) -> Iterator[list[str]]:
 
 
 def _slots_in(argv: Sequence[str]) -> int | None:
-    """The value of -np, if this is a llama-server as Ollama starts it."""
-    if Path(argv[0]).name.removesuffix(".exe") != "llama-server" or not {"--no-webui", "--offline"} <= set(argv):
-        return None
+    """The value of -np."""
     for flag, value in pairwise(argv):
         if flag == "-np" and value.isdecimal() and 1 <= int(value) <= _MOST_SLOTS:
             return int(value)

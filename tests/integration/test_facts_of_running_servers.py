@@ -1,0 +1,68 @@
+"""The facts of real servers: the embedded engine by its URL, by its own log, and behind the proxy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import httpx
+import pytest
+from running_engine import RunningEngine
+from running_proxy import running_proxy
+from scripted_ollama import ScriptedOllama
+
+from prefixproxy import __version__
+from prefixproxy.errors import UpstreamUnavailable
+from prefixproxy.facts.gather import gather, gather_engine
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_an_engine_tells_what_it_was_given_and_what_it_made_of_it(
+    engine_factory: Callable[..., RunningEngine],
+) -> None:
+    one = engine_factory(parallel=6, ctx=8192, extra={"verbosity": 4, "cache_type_k": 30, "cpuparams.n_threads": 1})
+    facts = await gather_engine(one.engine, one.settings)
+    assert (facts.n_slots, facts.n_ctx_slot, facts.kv_unified) == (6, 1536, False)
+    assert facts.kv_types == ("bf16", "f16")
+    assert facts.flash_attention in ("on", "off")
+    assert facts.build == one.engine.build
+    assert facts.flags is not None
+    assert facts.flags[2:6] == ("-np", "6", "-c", "8192")
+
+
+async def test_a_url_alone_tells_less_and_leaves_no_trace(engine_factory: Callable[..., RunningEngine]) -> None:
+    one = engine_factory(parallel=2, ctx=2048)
+    facts = await gather(one.url)
+    assert (facts.kind, facts.n_slots, facts.n_ctx_slot) == ("llama-server", 2, 1024)
+    assert facts.tokens == "reported by the server"
+    assert (facts.kv_types, facts.flags, facts.through) == (None, None, "")
+    async with httpx.AsyncClient() as client:
+        assert all("n_prompt_tokens" not in slot for slot in (await client.get(f"{one.url}/slots")).json())
+
+
+async def test_a_log_of_another_run_is_not_believed(engine: RunningEngine) -> None:
+    line = "load_model: initializing, n_slots = 9, n_ctx_slot = 512, kv_unified = 'true'"
+    assert (await gather(engine.url, log=[line])).kv_unified is None
+    line = "load_model: initializing, n_slots = 4, n_ctx_slot = 4096, kv_unified = 'false'"
+    assert (await gather(engine.url, log=[line])).kv_unified is False
+
+
+async def test_behind_the_proxy_it_is_the_upstream_that_counts(engine: RunningEngine) -> None:
+    async with running_proxy(engine.url) as running:
+        facts = await gather(running.url)
+    assert (facts.url, facts.n_slots, facts.through) == (engine.url, 4, __version__)
+
+
+@pytest.mark.parametrize(
+    ("version", "tokens"), [("0.33.3", "reported by the server"), ("0.31.0", "inferred, as this version does not")]
+)
+async def test_ollama_says_who_counts_the_tokens(version: str, tokens: str) -> None:
+    async with ScriptedOllama(version) as ollama:
+        facts = await gather(ollama.url)
+    assert (facts.kind, facts.build) == ("ollama", version)
+    assert facts.tokens.startswith(tokens)
+
+
+async def test_nothing_there_is_an_error_in_words() -> None:
+    with pytest.raises(UpstreamUnavailable, match="cannot be reached"):
+        await gather("http://127.0.0.1:9")
