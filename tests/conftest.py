@@ -9,17 +9,31 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
+import httpx
 import pytest
 import tiny_gguf
 from running_engine import RunningEngine, running_engine
 
 from prefixproxy.engine import EngineSettings
 
+PATIENCE_S = 60.0
+
 
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
     """Tests marked `anyio` run on asyncio, as the proxy does."""
     return "asyncio"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def patience() -> Iterator[None]:
+    """httpx gives up after 5 s where nobody says otherwise; a machine that runs much else as well needs longer."""
+    with pytest.MonkeyPatch.context() as patch:
+        for call in (httpx.Client.__init__, httpx.AsyncClient.__init__, httpx.get, httpx.post, httpx.request):
+            defaults = call.__kwdefaults__ or {}
+            assert defaults["timeout"] == httpx.Timeout(5)
+            patch.setitem(defaults, "timeout", httpx.Timeout(PATIENCE_S))
+        yield
 
 
 @pytest.fixture(scope="session")

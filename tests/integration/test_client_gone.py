@@ -15,7 +15,7 @@ from prefixproxy.types import Outcome, SlotState
 pytestmark = pytest.mark.anyio
 
 CHAT = "/v1/chat/completions"
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 
 
 def chat(stream: bool, text: str = "hi") -> dict[str, Any]:

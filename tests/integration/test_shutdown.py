@@ -100,25 +100,16 @@ async def test_a_stream_ends_in_an_error_event(path: str, start: str, caplog: py
     assert outcomes(running) == [(Outcome.UPSTREAM_DOWN, 200)]
 
 
-async def test_told_twice_it_ends_at_once(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("within_the_drain", [False, True])
+async def test_told_twice_it_ends_at_once(within_the_drain: bool, caplog: pytest.LogCaptureFixture) -> None:
     async with one_slot(caplog, drain_s=LONG_S) as (stub, running), httpx.AsyncClient(base_url=running.url) as client:
         stub.next_answers.append(stall)
         async with asyncio.TaskGroup() as group:
             answer = group.create_task(client.post(CHAT, json=BODIES[CHAT]))
             await stub.arrived(1)
             running.server.tell_to_stop()
-            running.server.tell_to_stop()
-        assert answer.result().status_code == 503
-
-
-async def test_told_again_within_the_drain_it_ends_at_once(caplog: pytest.LogCaptureFixture) -> None:
-    async with one_slot(caplog, drain_s=LONG_S) as (stub, running), httpx.AsyncClient(base_url=running.url) as client:
-        stub.next_answers.append(stall)
-        async with asyncio.TaskGroup() as group:
-            answer = group.create_task(client.post(CHAT, json=BODIES[CHAT]))
-            await stub.arrived(1)
-            running.server.tell_to_stop()
-            await eventually(lambda: not any(each.is_serving() for each in running.server.servers))
+            if within_the_drain:
+                await eventually(lambda: not any(each.is_serving() for each in running.server.servers))
             running.server.tell_to_stop()
         assert answer.result().status_code == 503
 

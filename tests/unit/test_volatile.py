@@ -262,7 +262,13 @@ The time is now 20:37.
 Current time: Sat 14 Mar 20:37:19 CET 2026
 Şu anki zaman: 14.03.2026 20:37:19
 Nykyinen aika: 14.3.2026 20:37:19
+Nykyinen aika: 14.3.2026 klo 20.37.19
+Nykyinen aika: lauantai 14.3.2026 klo 20.37
+Nuvarande tid: 14.3.2026 kl. 20.37
 Aktuální čas: 14.03.2026 20:37:19
+Aktuální čas: 14. 3. 2026 20:37:19
+Aktuální čas: sobota 14. 3. 2026, 20:37
+Current time: 14.03.2026 20.37.19
 Thời gian hiện tại: 14/03/2026 20:37:19
 वर्तमान समय: 14/03/2026 20:37:19
 الوقت الحالي: 14/03/2026 20:37:19
