@@ -23,7 +23,8 @@ from prefixproxy.intake import IDENTITY, OUR_HEADERS, decode_body, decoded, with
 from prefixproxy.lease import Lease
 from prefixproxy.lines import LineWatch, message_in, object_in
 from prefixproxy.outcomes import outcome_of_answer
-from prefixproxy.reply import Reply
+from prefixproxy.patience.splice import Splice, splice_of
+from prefixproxy.reply import STREAM_HEADERS, Reply
 from prefixproxy.sse import ProgressFilter, SSEOverflow, SSEReader, StreamTail, WholeEvents, is_error, object_of
 from prefixproxy.types import Api, Outcome, Usage
 from prefixproxy.usage import usage_from
@@ -35,8 +36,6 @@ Headers = list[tuple[bytes, bytes]]
 
 log = logging.getLogger(__name__)
 
-_STREAM_HEADERS = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
-"""A buffering proxy in front of us would hold the events back (nginx reads the second one)."""
 _STREAM_DROPS = frozenset({b"content-length", b"content-encoding", b"cache-control", b"x-accel-buffering"})
 
 
@@ -96,16 +95,18 @@ class Answering:
     async def _relay_stream(self, response: UpstreamResponse, headers: Headers) -> Finish:
         progress, tail, kept = self._progress, self._tail, _Kept()
         whole = WholeEvents((b"\n",)) if isinstance(progress, LineWatch) else WholeEvents()
-        await self._reply.start(response.status, [*without(headers, _STREAM_DROPS), *_STREAM_HEADERS])
+        await self._reply.start(response.status, [*without(headers, _STREAM_DROPS), *STREAM_HEADERS])
+        joined = _Joined(splice_of(self._exchange.api, self._exchange.id) if self._reply.early else None)
         async for chunk in _stream_of(response, headers):
             tail.feed(chunk)
-            out = whole.feed(progress.feed(chunk))
+            out = joined.feed(whole.feed(progress.feed(chunk)))
             if progress.first_token_seen:
                 self._first_token()
+                await self._reply.first_token()
             if out:
                 kept.add(out)
                 await self._reply.body(out)
-        rest, last = whole.close() + progress.close(), tail.last_objects()
+        rest, last = joined.feed(whole.close() + progress.close()) + joined.close(), tail.last_objects()
         failed = any(is_error(each) for each in last[-1:])
         if not failed and not tail.ended(self._exchange.api):
             raise UpstreamFailed("the upstream ended its stream before the answer did")
@@ -218,6 +219,24 @@ class Answering:
         times = self._exchange.times
         upstream_s = self._clock() - times.arrived - times.queue_s - times.own_s
         self._reply.more[b"server-timing"] += b", upstream;dur=%.1f" % (max(0.0, upstream_s) * 1e3)
+
+
+class _Joined:
+    """A stream behind an answer that was begun for it, or as it is."""
+
+    def __init__(self, splice: Splice | None) -> None:
+        self._splice = splice
+
+    def feed(self, chunk: bytes) -> bytes:
+        if self._splice is None:
+            return chunk
+        try:
+            return self._splice.feed(chunk)
+        except SSEOverflow as failure:
+            raise UpstreamFailed(str(failure)) from failure
+
+    def close(self) -> bytes:
+        return self._splice.close() if self._splice else b""
 
 
 class _Kept:

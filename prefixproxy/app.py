@@ -39,6 +39,7 @@ from prefixproxy.keeping import Keeping, SlotRows, keeping_of
 from prefixproxy.metrics import Metrics
 from prefixproxy.microscope import Strips, rule_advice
 from prefixproxy.passthrough import SLOT_TAKING, Passthrough
+from prefixproxy.patience.beat import Pace
 from prefixproxy.plan import Planner
 from prefixproxy.relay import Parts, Relay
 from prefixproxy.reply import Reply
@@ -127,6 +128,7 @@ def create_app(settings: Settings, *, engine: Engine | None = None) -> Proxy:
         unix_time=time.time,
         learned=keeping.changed,
         reuse=reuse,
+        pace=Pace(settings.patience.after, settings.patience.every),
     )
     metrics.watch(lambda: status_snapshot(dispatcher, reuse=reuse.mode != "off"))
     events = Events(parts.telemetry.journal, parts.gate)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from starlette.types import Scope
@@ -18,6 +19,10 @@ from prefixproxy.types import Api, Outcome, Priority, TicketId, Usage
 from prefixproxy.warming import Rendering
 
 NO_SLOT = -1
+_READ_TIMEOUTS = (b"x-stainless-read-timeout", b"x-stainless-timeout")
+"""How SDKs tell the seconds without a byte after which they give up, and those for a whole answer."""
+IN_TIME = 0.9
+"""A client that will not wait longer than it says is told to come back after this part of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +32,8 @@ class Hints:
     lane: str = ""
     priority: Priority = Priority.INTERACTIVE
     stabilise_off: bool = False
+    read_timeout_s: float | None = None
+    """How long the client waits for a byte, where it says so."""
 
     @classmethod
     def of(cls, scope: Scope) -> Hints:
@@ -36,7 +43,24 @@ class Hints:
             lane=header(scope, OUR_HEADERS + b"lane")[:200],
             priority=Priority.BATCH if asked == Priority.BATCH else Priority.INTERACTIVE,
             stabilise_off=header(scope, OUR_HEADERS + b"stabilise").lower() == "off",
+            read_timeout_s=_seconds(next(filter(None, (header(scope, name) for name in _READ_TIMEOUTS)), "")),
         )
+
+    def longest_wait_s(self, limit_s: float, *, streaming: bool) -> float:
+        """How long to let it queue, `limit_s` at the most: a client of a JSON answer hears nothing while it waits, and
+        one that left cannot be told to come back."""
+        if streaming or self.read_timeout_s is None:
+            return limit_s
+        return min(limit_s, IN_TIME * self.read_timeout_s)
+
+
+def _seconds(text: str) -> float | None:
+    """A positive number of seconds; None for anything else."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        return None
+    return seconds if 0 < seconds < math.inf else None
 
 
 @dataclass(slots=True, eq=False)

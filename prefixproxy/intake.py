@@ -6,7 +6,7 @@ import asyncio
 import zlib
 from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import zstandard
 from starlette.types import Receive, Scope
@@ -193,9 +193,17 @@ def target_of(scope: Scope) -> str:
     return path + ("?" + query if query else "")
 
 
-async def unless_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> bool:
+class Meanwhile(Protocol):
+    """What is done while some work goes on: `beat` every time `pause_s` seconds have passed; None: never (again)."""
+
+    pause_s: float | None
+
+    async def beat(self) -> None: ...
+
+
+async def unless_gone(receive: Receive, work: Coroutine[Any, Any, None], meanwhile: Meanwhile | None = None) -> bool:
     """Run `work` to its end, or until the client leaves: then it is cancelled, and the answer is False. So it is when
-    `work` itself finds the client gone."""
+    `work` or `meanwhile` finds the client gone."""
     found_gone = False
 
     async def working() -> None:
@@ -208,9 +216,21 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> bool
     async with asyncio.TaskGroup() as group:
         job = group.create_task(working())
         watch = group.create_task(_left(receive))
-        await asyncio.wait({job, watch}, return_when=asyncio.FIRST_COMPLETED)
-        (watch if job.done() else job).cancel()
+        try:
+            while not await _first_of(job, watch, meanwhile.pause_s if meanwhile else None):
+                if meanwhile is not None:
+                    await meanwhile.beat()
+        except ClientGone:
+            found_gone = True
+        for task in (job, watch):
+            task.cancel()
     return not found_gone and not job.cancelled()
+
+
+async def _first_of(job: asyncio.Task[None], watch: asyncio.Task[None], timeout_s: float | None) -> bool:
+    """Whether one of them is done, within the time."""
+    done, _ = await asyncio.wait({job, watch}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    return bool(done)
 
 
 async def _left(receive: Receive) -> None:

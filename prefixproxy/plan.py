@@ -14,6 +14,7 @@ from prefixproxy.answers import AnswerMemory
 from prefixproxy.body import Body, json_bytes
 from prefixproxy.chat import Canonical, answer_message, apply_edits, canonical, parse_prompt
 from prefixproxy.chat_parts import NotUnderstood
+from prefixproxy.patience.splice import returned
 from prefixproxy.prefix import PrefixChain, blocks_within, chain_of
 from prefixproxy.prompt import Edit, Prompt
 from prefixproxy.stabilise.stabiliser import Stabiliser
@@ -132,9 +133,9 @@ class Planner:
         )
 
     def _steady(self, prompt: Prompt, *, remember: bool) -> tuple[Edit, ...]:
-        """Tool definitions and replayed tool calls in the bytes this server has seen before."""
+        """Tool definitions, replayed tool calls and begun answers in the bytes this server has seen before."""
         tools = self.tools if remember else self.tools.copy()
-        return (*tools.apply(prompt), *self.answers.apply(prompt))
+        return (*tools.apply(prompt), *self.answers.apply(prompt), *returned(prompt))
 
 
 def _salt(prompt: Prompt, body: Body) -> bytes:

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
@@ -49,6 +49,7 @@ from prefixproxy.intake import (
 )
 from prefixproxy.lease import Lease
 from prefixproxy.outcomes import outcome_of_answer, outcome_of_error
+from prefixproxy.patience.beat import Pace, Patience
 from prefixproxy.plan import Planner
 from prefixproxy.prompt import Edit, Remove, SetKey
 from prefixproxy.reply import Reply
@@ -87,6 +88,7 @@ class Parts:
     learned: Callable[[], None]
     """To be called when the planner may have something new to keep over a restart."""
     reuse: ReuseMode
+    pace: Pace = field(default_factory=Pace)
 
 
 class Relay:
@@ -111,14 +113,14 @@ class Relay:
             with until_stopped():
                 raw = await self._admit(exchange, scope, receive)
                 run = _Run(self._parts, exchange, scope, reply)
-                if not await unless_gone(receive, run.work(raw)):
+                if not await unless_gone(receive, run.work(raw), Patience(self._parts.pace, exchange, reply)):
                     exchange.outcome = Outcome.CLIENT_GONE
         except ClientGone:
             exchange.outcome = Outcome.CLIENT_GONE
         except ProxyError as failure:
             if not reply.finished:
                 exchange.outcome = outcome_of_error(failure)
-                exchange.refused = failure.code if reply.status is None else ""
+                exchange.refused = "" if reply.begun else failure.code
             await reply.error(failure)
         self._parts.telemetry.record(exchange, reply.status or 0, self._parts.clock())
 
@@ -178,8 +180,9 @@ class _Run:
         exchange = self._exchange
         try:
             self._body = Body.parse(raw)
-            self._deadline = exchange.times.arrived + self._parts.queue_timeout_s()
             exchange.streaming = client_streams(exchange.api, self._body.data)
+            wait_s = exchange.hints.longest_wait_s(self._parts.queue_timeout_s(), streaming=exchange.streaming)
+            self._deadline = exchange.times.arrived + wait_s
             off = exchange.hints.stabilise_off
             for _ in self._planner.read_ahead(exchange.api, self._body, off=off):
                 await asyncio.sleep(0)
@@ -223,7 +226,7 @@ class _Run:
             except (UpstreamFailed, UpstreamUnavailable) as failure:
                 if await self._loading_passed():
                     return
-                too_late = self._generated or self._reply.status is not None
+                too_late = self._generated or self._reply.begun
                 if last or too_late or not await self._worth_another_try(failure):
                     raise
                 why = failure.message
@@ -232,7 +235,7 @@ class _Run:
     async def _loading_passed(self) -> bool:
         """Whether the upstream's own "loading" was the answer: it still is, for longer than requests wait for it."""
         answer = self._loading
-        if answer is None or self._reply.status is not None or self._dispatcher.is_up or not self._dispatcher.is_coming:
+        if answer is None or self._reply.begun or self._dispatcher.is_up or not self._dispatcher.is_coming:
             return False
         self._exchange.outcome = outcome_of_answer(answer.status)
         headers = without(end_to_end(answer.headers), frozenset({b"content-length"}))

@@ -171,6 +171,13 @@ class Admission(Section):
     )
 
 
+class Patience(Section):
+    """Keeping clients of streams while they wait for a slot or for their first token."""
+
+    after: float = Field(20.0, ge=0, le=86400, description="Seconds until the first sign of life is sent; 0: never.")
+    every: float = Field(10.0, gt=0, le=86400, description="Seconds between two signs of life.")
+
+
 class Context(Section):
     """Guarding the context window of a slot."""
 
@@ -261,6 +268,7 @@ class Settings(BaseSettings):
     upstreams: Annotated[tuple[Upstream, ...], Listed] = ()
     stabilise: Stabilise = Field(default_factory=Stabilise)
     admission: Admission = Field(default_factory=Admission)
+    patience: Patience = Field(default_factory=Patience)
     context: Context = Field(default_factory=Context)
     reuse: Reuse = Field(default_factory=Reuse)
     state: State = Field(default_factory=State)

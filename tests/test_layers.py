@@ -39,6 +39,7 @@ EDGES = {
     "logs",
     "metrics",
     "passthrough",
+    "patience.beat",
     "relay",
     "reply",
     "server",

@@ -57,6 +57,6 @@ def test_retry_after_is_whole_seconds_and_never_too_early(wait_s: float, said: b
     ],
 )
 def test_in_a_stream_an_error_is_one_event_of_that_stream(path: str, start: bytes, end: bytes) -> None:
-    event = error_event(path, BadRequest("no good"))
+    event = error_event(path, BadRequest("no good").envelope(path))
     assert event.startswith(start)
     assert event.endswith(end)
