@@ -18,7 +18,8 @@ from itertools import chain, repeat
 from typing import assert_never
 
 from prefixproxy.backends import Backend, SlotReading
-from prefixproxy.errors import ProxyError, UpstreamUnavailable
+from prefixproxy.errors import ProxyError
+from prefixproxy.fleet import Fleet
 from prefixproxy.lease import CutShort, Lease, Waiting, Watch, rejection
 from prefixproxy.prefix import PrefixChain
 from prefixproxy.schedule.scheduler import Scheduler
@@ -39,7 +40,7 @@ from prefixproxy.schedule.types import (
 )
 from prefixproxy.slotwork import SlotWork
 from prefixproxy.types import SlotId, TicketId, UpstreamFacts
-from prefixproxy.upkeep import LOADING_GRACE_S, Health, Listener, Upkeep, UpstreamState
+from prefixproxy.upkeep import LOADING_GRACE_S, Listener, Upkeep, UpstreamState
 from prefixproxy.warming import Rendering
 
 LOCATE_PAUSES_S = (0.003, 0.006, 0.012, 0.03)
@@ -73,22 +74,20 @@ class Dispatcher:
         """`backends`: each with the user's slot count (0: ask) and whether snapshots are allowed on it."""
         self._scheduler = scheduler
         self._watch = watch
-        self._work = SlotWork(watch, self.lost, self.model_of)
         self._clock = clock
-        self._loading_wait_s = loading_wait_s
-        self._news = asyncio.Event()
-        listener = Listener(self._upstream_up, self._upstream_lost, self._tell_news, self._slots_read)
+        listener = Listener(self._upstream_up, self._upstream_lost, lambda: self.fleet.tell_news(), self._slots_read)
         self.keepers = {
-            backend.name: Upkeep(UpstreamState(backend), listener, clock, slots=slots, snapshots=snapshots)
-            for backend, slots, snapshots in backends
+            backend.name: Upkeep(UpstreamState(backend), listener, clock, slots=slots, snapshots=snapshots, rank=rank)
+            for rank, (backend, slots, snapshots) in enumerate(backends)
         }
+        self.fleet = Fleet(self.keepers, clock, loading_wait_s)
+        self._work = SlotWork(watch, self.lost, self.fleet.model_of)
         self._entries: dict[TicketId, _Entry] = {}
         self._leases: dict[TicketId, Lease] = {}
         self._cut_short = CutShort()
         self._tasks: set[asyncio.Task[None]] = set()
         self._group: asyncio.TaskGroup | None = None
         self._nudge = asyncio.Event()
-        self._some_up = asyncio.Event()
         self._bytes_per_token = ASSUMED_BYTES_PER_TOKEN
 
     @asynccontextmanager
@@ -145,32 +144,9 @@ class Dispatcher:
     def snapshot(self) -> SchedulerSnapshot:
         return self._scheduler.snapshot(self._clock())
 
-    @property
-    def is_up(self) -> bool:
-        """Whether any upstream is ready to serve."""
-        return self._some_up.is_set()
-
-    @property
-    def is_coming(self) -> bool:
-        """Whether one is about to be."""
-        return any(keeper.state.health is Health.LOADING for keeper in self.keepers.values())
-
     def set_policy(self, policy: Policy) -> None:
         """Effective at once, for those that wait too."""
         self._apply(self._scheduler.set_policy(policy, self._clock()))
-
-    def model_of(self, upstream: str) -> str:
-        """The model an upstream says it runs, "" if that is not known."""
-        keeper = self.keepers.get(upstream)
-        return keeper.state.facts.model if keeper and keeper.state.facts else ""
-
-    def backend_for(self, model: str) -> Backend:
-        """Any live upstream that serves `model`, for requests that take no slot. Raises UpstreamUnavailable."""
-        live = [k.state for k in self.keepers.values() if k.state.health is Health.UP and k.state.facts is not None]
-        named = [state for state in live if state.facts is not None and model in state.facts.models]
-        for state in named or live:
-            return state.backend
-        raise self._unavailable()
 
     def lost(self, backend: Backend, failure: ProxyError) -> None:
         """A request found this upstream gone."""
@@ -184,7 +160,7 @@ class Dispatcher:
 
     async def _granted(self, waiting: Waiting) -> Lease:
         ticket, since = waiting.ticket(), self._clock()
-        await self.until_up(ticket.deadline)
+        await self.fleet.until_served(ticket.model, ticket.path, ticket.deadline)
         entry = _Entry(waiting, ticket, since, asyncio.get_running_loop().create_future())
         self._entries[ticket.id] = entry
         try:
@@ -225,27 +201,6 @@ class Dispatcher:
         if lease.ok and lease.usage.prompt_tokens and not lease.truncated:
             seen = lease.ticket.chain.n_bytes / lease.usage.prompt_tokens
             self._bytes_per_token += RATE_WEIGHT * (seen - self._bytes_per_token)
-
-    async def until_up(self, deadline: float) -> None:
-        """Waits for an upstream that is loading, within a bound; one that is down is no reason to wait."""
-        patience_s = min(self._loading_wait_s, deadline - self._clock())
-        try:
-            async with asyncio.timeout(patience_s):
-                while not self._some_up.is_set():
-                    if not self.is_coming:
-                        raise self._unavailable()
-                    await self._news.wait()
-        except TimeoutError:
-            raise self._unavailable() from None
-
-    def _tell_news(self) -> None:
-        """Wakes whoever waits for an upstream, to look again."""
-        self._news.set()
-        self._news = asyncio.Event()
-
-    def _unavailable(self) -> UpstreamUnavailable:
-        told = [f"{name}: {keeper.state.failure}" for name, keeper in self.keepers.items() if keeper.state.failure]
-        return UpstreamUnavailable("no upstream is ready (" + "; ".join(told or ["starting"]) + ")", retry_after_s=5)
 
     # -- effects
 
@@ -349,19 +304,16 @@ class Dispatcher:
     def _upstream_up(self, facts: UpstreamFacts) -> None:
         for slot, usage in facts.tried.items():
             self._watch.tried(facts.name, facts.model, slot, usage)
-        self._some_up.set()
-        self._tell_news()
+        self.fleet.tell_news()
         self._apply(self._scheduler.upstream_up(facts, self._clock()))
 
     def _upstream_lost(self, name: str) -> None:
-        if not any(keeper.state.health is Health.UP for other, keeper in self.keepers.items() if other != name):
-            self._some_up.clear()
         self._cut_short.lost(name)
         self._apply(self._scheduler.upstream_lost(name, self._clock()))
 
     def _slots_read(self, upstream: str, reading: Mapping[int, SlotReading], asked_at: float) -> None:
         for lease, slot, cached, evaluated in self._cut_short.read(upstream, reading, asked_at):
-            self._watch.cut_short(upstream, self.model_of(upstream), slot, lease.ticket.family, cached, evaluated)
+            self._watch.cut_short(upstream, self.fleet.model_of(upstream), slot, lease.ticket.family, cached, evaluated)
         seen = {slot: SlotSeen(busy=r.busy, n_tokens=r.n_tokens) for slot, r in reading.items()}
         self._apply(self._scheduler.slots_seen(upstream, seen, self._clock(), asked_at))
 

@@ -142,6 +142,7 @@ def ticket_of(exchange: Exchange, n_tokens: int, deadline: float, *, pinnable: b
         arrived=exchange.times.arrived,
         deadline=deadline,
         model=str(data.get("model") or ""),
+        path=exchange.path,
         tenant=exchange.tenant,
         priority=exchange.hints.priority,
         side=is_side(exchange.api, data),

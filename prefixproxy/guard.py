@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,10 +25,9 @@ from prefixproxy.context import (
 )
 from prefixproxy.errors import ContextLengthExceeded, ProxyError, Rejected
 from prefixproxy.exchange import Exchange, sequences
+from prefixproxy.fleet import Fleet
 from prefixproxy.plan import Plan
 from prefixproxy.stabilise.notes import count_tokens
-from prefixproxy.types import UpstreamFacts
-from prefixproxy.upkeep import Health, Upkeep
 
 INLINE_BYTES = 8192
 """So much text is estimated in place, in about 2 ms; more goes to a thread."""
@@ -68,10 +67,8 @@ class TenantLimits:
 class ContextGuard:
     """`tenants`: those with limits of their own, by name."""
 
-    def __init__(
-        self, keepers: Mapping[str, Upkeep], limits: ContextLimits, tenants: Mapping[str, TenantLimits]
-    ) -> None:
-        self._keepers = keepers
+    def __init__(self, fleet: Fleet, limits: ContextLimits, tenants: Mapping[str, TenantLimits]) -> None:
+        self._fleet = fleet
         self._limits = limits
         self._tenants = dict(tenants)
         self._calibration = Calibration()
@@ -110,7 +107,7 @@ class ContextGuard:
     def _room(self, exchange: Exchange, plan: Plan) -> _Room | None:
         """None if nothing limits it, or it cannot be counted."""
         tenant_limit = self._tenants.get(exchange.tenant, TenantLimits()).max_context
-        serving = list(self._serving(str(plan.body.data.get("model") or "")))
+        serving = self._fleet.serving(str(plan.body.data.get("model") or ""), exchange.path)
         if not serving or plan.prompt is None or plan.prompt.multimodal:
             return None
         slots = [facts.n_ctx_slot for _, facts in serving if facts.n_ctx_slot is not None]
@@ -128,13 +125,6 @@ class ContextGuard:
             asked or 0,
             tenant_limit,
         )
-
-    def _serving(self, model: str) -> Iterable[tuple[Backend, UpstreamFacts]]:
-        """The upstreams that a request for `model` may go to, as the scheduler sees it (`serving_servers`)."""
-        states = [keeper.state for keeper in self._keepers.values() if keeper.state.health is Health.UP]
-        live = [(state.backend, state.facts) for state in states if state.facts is not None]
-        named = [each for each in live if model and model in each[1].models]
-        return named or [each for each in live if not each[1].models] or live
 
     async def _estimate(self, exchange: Exchange, parts: Sequence[bytes], n_bytes: int, room: _Room) -> bool:
         """False if that took a thread."""

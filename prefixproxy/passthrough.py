@@ -8,8 +8,11 @@ slot one of them just took.
 
 from __future__ import annotations
 
+import re
 import secrets
+from urllib.parse import parse_qs, unquote
 
+import orjson
 from starlette.types import Receive, Scope, Send
 
 from prefixproxy.backends import Backend
@@ -27,6 +30,7 @@ from prefixproxy.intake import (
     without,
 )
 from prefixproxy.lease import Lease
+from prefixproxy.listing import LISTS, listed
 from prefixproxy.prefix import chain_of
 from prefixproxy.relay import Parts
 from prefixproxy.reply import Reply
@@ -54,12 +58,33 @@ SLOT_TAKING = frozenset(
 _NOT_FORWARDED = frozenset({b"content-length", b"expect"})
 """The body has been read by the time it is sent: the client's `Expect` is answered, and an upstream that knows none
 would be waited for."""
+_NOT_FOR_LISTS = _NOT_FORWARDED | {b"accept-encoding", b"if-none-match", b"if-modified-since"}
+_FORM_FIELD = re.compile(rb'name="?model"?\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]*)\r\n')
 
 
 def _is_encoded_json(scope: Scope) -> bool:
     """llama-server refuses every encoded body (415). Encoded JSON is decoded for it; what else is encoded passes."""
     kind = header(scope, b"content-type").partition(";")[0].strip().lower()
     return (kind == "application/json" or kind.endswith("+json")) and is_decodable(header(scope, b"content-encoding"))
+
+
+def asked_model(scope: Scope, body: bytes) -> str:
+    """The model that a request names: in its JSON or form, in its query, or behind /v1/models/; "" if it does not."""
+    head, _, tail = scope["path"].partition("/models/")
+    if tail and head in ("", "/v1"):
+        return unquote(tail)
+    kind = header(scope, b"content-type").partition(";")[0].strip().lower()
+    if kind == "multipart/form-data":
+        found = _FORM_FIELD.search(body)
+        return str(found[1].decode("utf-8", "replace").strip()) if found else ""
+    try:
+        data = orjson.loads(body) if body.lstrip()[:1] == b"{" else {}
+    except orjson.JSONDecodeError:
+        data = {}
+    named = data.get("model") or data.get("name") if scope["path"].startswith("/api/") else data.get("model")
+    if isinstance(named, str) and named:
+        return str(named)
+    return str(parse_qs(scope["query_string"].decode("latin-1")).get("model", [""])[-1])
 
 
 class Passthrough:
@@ -86,13 +111,27 @@ class Passthrough:
 
     async def _forward(self, scope: Scope, reply: Reply, body: bytes) -> None:
         try:
-            if scope["method"] == "POST" and scope["path"] in SLOT_TAKING:
-                async with self._parts.dispatcher.lease(_SlotTaker(self._parts, body)) as lease:
+            fleet, path = self._parts.dispatcher.fleet, scope["path"]
+            model = asked_model(scope, body) if fleet.is_several else ""
+            if scope["method"] == "POST" and path in SLOT_TAKING:
+                async with self._parts.dispatcher.lease(_SlotTaker(self._parts, body, model, path)) as lease:
                     await self._exchange(scope, reply, body, lease.backend, lease)
-            else:
-                await self._exchange(scope, reply, body, self._parts.dispatcher.backend_for(""), None)
+            elif not (scope["method"] == "GET" and path in LISTS and await self._listed(scope, reply)):
+                await self._exchange(scope, reply, body, fleet.backend_for(model, path), None)
         except ProxyError as failure:
             await reply.error(failure)
+
+    async def _listed(self, scope: Scope, reply: Reply) -> bool:
+        """The models of all upstreams, if there are several to ask."""
+        backends = self._parts.dispatcher.fleet.listing(scope["path"])
+        if len(backends) < 2:
+            return False
+        headers = self._parts.gate.outgoing(without(end_to_end(scope["headers"]), _NOT_FOR_LISTS))
+        models = await listed(backends, target_of(scope), headers)
+        if models is not None:
+            kind = (b"content-type", b"application/json; charset=utf-8")
+            await reply.whole(200, [kind], orjson.dumps(models))
+        return models is not None
 
     async def _exchange(self, scope: Scope, reply: Reply, body: bytes, backend: Backend, lease: Lease | None) -> None:
         headers = self._parts.gate.outgoing(without(end_to_end(scope["headers"]), _NOT_FORWARDED))
@@ -117,7 +156,7 @@ class Passthrough:
 class _SlotTaker:
     """What the dispatcher sees of such a request: a prompt of its own, on any idle slot."""
 
-    def __init__(self, parts: Parts, body: bytes) -> None:
+    def __init__(self, parts: Parts, body: bytes, model: str, path: str) -> None:
         now = parts.clock()
         chain = chain_of([body], salt=b"slot-taker")
         self._ticket = Ticket(
@@ -128,6 +167,8 @@ class _SlotTaker:
             n_tokens=parts.dispatcher.estimate_tokens(chain),
             arrived=now,
             deadline=now + parts.queue_timeout_s(),
+            model=model,
+            path=path,
             priority=Priority.INTERACTIVE,
             side=True,
             pinnable=False,

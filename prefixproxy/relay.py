@@ -207,9 +207,10 @@ class _Run:
         """Raises ContextLengthExceeded before the queue, not behind it. How long a slot is, is known only while an
         upstream is up."""
         times, before = self._exchange.times, self._clock()
-        ticket, was_up = self._planned_anew(), self._dispatcher.is_up
+        ticket = self._planned_anew()
+        was_up = self._dispatcher.fleet.is_served(ticket.model, ticket.path)
         planned = self._clock()
-        await self._dispatcher.until_up(self._deadline)
+        await self._dispatcher.fleet.until_served(ticket.model, ticket.path, self._deadline)
         up = self._clock()
         times.queue_s += up - planned
         if await self._parts.guard.check(self._exchange) and was_up:
@@ -234,8 +235,10 @@ class _Run:
 
     async def _loading_passed(self) -> bool:
         """Whether the upstream's own "loading" was the answer: it still is, for longer than requests wait for it."""
-        answer = self._loading
-        if answer is None or self._reply.begun or self._dispatcher.is_up or not self._dispatcher.is_coming:
+        answer, lease = self._loading, self._exchange.lease
+        if answer is None or lease is None or self._reply.begun:
+            return False
+        if self._is_served(lease) or not self._dispatcher.fleet.is_coming(lease.ticket.model):
             return False
         self._exchange.outcome = outcome_of_answer(answer.status)
         headers = without(end_to_end(answer.headers), frozenset({b"content-length"}))
@@ -256,7 +259,10 @@ class _Run:
                 self._dispatcher.lost(lease.backend, gone)
             else:
                 return True
-        return self._dispatcher.is_up or self._dispatcher.is_coming
+        return self._is_served(lease) or self._dispatcher.fleet.is_coming(lease.ticket.model)
+
+    def _is_served(self, lease: Lease) -> bool:
+        return self._dispatcher.fleet.is_served(lease.ticket.model, lease.ticket.path)
 
     async def _once(self, *, last: bool) -> bool:
         """Wait for a slot and run there; False if the upstream turned out to be loading its model and this was not the

@@ -186,6 +186,8 @@ class UpstreamFacts:
     """Others may send it requests behind our back."""
     tried: Mapping[int, Usage] = field(default_factory=dict)
     """What this probe had it evaluate, by slot."""
+    rank: int = 0
+    """Its place in the settings."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,8 @@ class Listener:
 
 
 class Upkeep:
-    """One upstream's keeper. `slots` and `snapshots` are the user's own settings for it (0: ask the server)."""
+    """One upstream's keeper. `slots` and `snapshots` are the user's own settings for it (0: ask the server), `rank` its
+    place among them."""
 
     def __init__(
         self,
@@ -84,12 +85,14 @@ class Upkeep:
         *,
         slots: int = 0,
         snapshots: bool = True,
+        rank: int = 0,
     ) -> None:
         self.state = state
         self._listener = listener
         self._clock = clock
         self._slots = slots
         self._snapshots = snapshots
+        self._rank = rank
         self.limits = ContextLimits()
         """What its slots must have; whoever builds it says so before `run`."""
         self._short = ""
@@ -235,4 +238,4 @@ class Upkeep:
         capabilities = facts.capabilities
         if not self._snapshots:
             capabilities = replace(capabilities, snapshot=False)
-        return replace(facts, n_slots=self._slots or facts.n_slots, capabilities=capabilities)
+        return replace(facts, n_slots=self._slots or facts.n_slots, capabilities=capabilities, rank=self._rank)

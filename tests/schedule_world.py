@@ -73,6 +73,8 @@ class World:
         self.tickets: dict[TicketId, Ticket] = {}
         self.state: dict[TicketId, str] = {}
         self.up: set[str] = set()
+        self.known: set[str] = set()
+        """Those that ever were."""
         self.sent: list[Sent] = []
         self.foreign: dict[SlotId, bool] = {}
         """Slots busy with somebody else's request, and whether that can be known."""
@@ -267,8 +269,10 @@ class World:
         return [name for name in sorted(self.up) if FACTS[name].capabilities.observe]
 
     def serving(self, ticket: Ticket) -> set[str]:
-        named = {name for name in self.up if ticket.model in FACTS[name].models}
-        return named or {name for name in self.up if not FACTS[name].models} or set(self.up)
+        """No two of these run the same model: one of them takes what nobody lists."""
+        if named := {name for name in self.known if ticket.model in FACTS[name].models}:
+            return named & self.up
+        return {"full"} & self.up or set(sorted(self.up)[:1])
 
     def all_idle(self) -> bool:
         return all(row.state is SlotState.IDLE for row in self.s.snapshot(self.now).slots)

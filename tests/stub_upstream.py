@@ -16,7 +16,7 @@ import asyncio
 import socket
 import struct
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -142,9 +142,20 @@ class StubUpstream:
     to come, first in first out; `routes` scripts for a path, whatever the method. `loading` more requests get the
     503 of a server that is loading its model. With `api_key` set, all but /health wants it. `may_drain`, if
     cleared, keeps a slot busy after its client has left. `reuses`: whether an answer reports as cached what its
-    body has in common with the one before it in its slot."""
+    body has in common with the one before it in its slot. `model` and its `aliases` are what /v1/models lists."""
 
-    def __init__(self, *, n_slots: int = 2, n_ctx_slot: int = 4096, port: int = 0, reuses: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        n_slots: int = 2,
+        n_ctx_slot: int = 4096,
+        port: int = 0,
+        reuses: bool = False,
+        model: str = "stub",
+        aliases: Sequence[str] = (),
+    ) -> None:
+        self.model = model
+        self.aliases = list(aliases)
         self.slots = [StubSlot(number) for number in range(n_slots)]
         self.n_ctx_slot = n_ctx_slot
         self._port = port
@@ -322,7 +333,10 @@ class StubUpstream:
             "/slots": lambda: [
                 {"id": s.id, "is_processing": s.busy, "n_prompt_tokens": s.n_prompt_tokens} for s in self.slots
             ],
-            "/v1/models": lambda: {"object": "list", "data": [{"id": "stub", "object": "model"}]},
+            "/v1/models": lambda: {
+                "object": "list",
+                "data": [{"id": self.model, "aliases": self.aliases, "object": "model"}],
+            },
             "/apply-template": lambda: {"prompt": "\n".join(str(m["content"]) for m in request.json()["messages"])},
             "/tokenize": lambda: {"tokens": list(request.json()["content"].encode())},
         }
@@ -335,7 +349,7 @@ class StubUpstream:
         return {
             "total_slots": len(self.slots),
             "default_generation_settings": {"n_ctx": self.n_ctx_slot},
-            "model_alias": "stub",
+            "model_alias": self.model,
             "model_path": "stub.gguf",
             "build_info": "b11434-stub",
             "modalities": {"vision": False},

@@ -30,12 +30,14 @@ EDGES = {
     "exchange",
     "facts.gather",
     "facts.process",
+    "fleet",
     "gate",
     "guard",
     "intake",
     "keeping",
     "lease",
     "lint.command",
+    "listing",
     "logs",
     "metrics",
     "passthrough",
@@ -96,7 +98,7 @@ MAY_IMPORT = {
     "errors": set[str](),
     "prefix": set[str](),
     "prompt": set[str](),
-    "schedule*": {"schedule*", "prefix"},
+    "schedule*": {"schedule*", "prefix", "routing"},
     "volatile*": {"volatile*", "prompt"},
     "chat*": {"chat*", "body", "prompt", "prefix"},
     "stabilise*": {"stabilise*", "chat*", "volatile*", "conversations", "evidence", "prompt", "prefix"},
@@ -106,7 +108,7 @@ MAY_IMPORT = {
     "metrics": {"labels"},
     "classify": {"misses", "quotes", "sightings", "prefix"},
     "settings": {"settings_errors", "settings_layers"},
-    "dispatch": {"backends*", "lease", "prefix", "schedule*", "slotwork", "upkeep", "warming"},
+    "dispatch": {"backends*", "fleet", "lease", "prefix", "schedule*", "slotwork", "upkeep", "warming"},
 }
 """For these modules, all they may import from the package besides the vocabulary."""
 

@@ -210,7 +210,9 @@ class LlamaServer(HttpUpstream):
     async def _models(self) -> tuple[str, ...]:
         listed = await self.call("GET", "/v1/models")
         rows = listed.get("data") if isinstance(listed, dict) else None
-        return tuple(str(row["id"]) for row in rows or () if isinstance(row, dict) and "id" in row)
+        named = [row for row in rows or () if isinstance(row, dict) and "id" in row]
+        names = [name for row in named for name in (row["id"], *(row.get("aliases") or ()))]
+        return tuple(dict.fromkeys(str(name) for name in names if name))
 
 
 def _sum(before: Usage | None, more: Usage) -> Usage:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import inf
 
 from prefixproxy.prefix import PrefixChain
+from prefixproxy.routing import serving
 from prefixproxy.schedule.roots import Root, RootTable
 from prefixproxy.schedule.slots import Held, Slot, Upstream, Work
 from prefixproxy.schedule.types import HoldReason, Policy, Reason, Ticket
@@ -149,15 +150,16 @@ def prepared(ticket: Ticket, server: Server) -> Hold | None:
 
 
 def serving_servers(servers: Sequence[Server], ticket: Ticket) -> list[Server]:
-    """The upstreams that are up and may get this ticket: those that name its model, else those that take any name, else
-    all (their own error then tells the client what they have); of these, those whose slots are long enough, or all."""
-    model = ticket.model
-    up = [server for server in servers if server.slots.up]
-    named = [server for server in up if model and model in server.slots.facts.models]
-    serving = named or [server for server in up if not server.slots.facts.models] or up
-    if ticket.needs_ctx and len(serving) > 1:
-        return [s for s in serving if (s.slots.facts.n_ctx_slot or ticket.needs_ctx) >= ticket.needs_ctx] or serving
-    return serving
+    """Of all upstreams ever seen, those that are up and may get this ticket (`routing.serving`); of these, those whose
+    slots are long enough, or all."""
+    found = [server for server in servers if server.slots.up]
+    if len(servers) > 1:
+        down = [server.slots.facts for server in servers if not server.slots.up]
+        chosen = {one.name for one in serving(ticket.model, ticket.path, [s.slots.facts for s in found], down)}
+        found = [server for server in found if server.slots.name in chosen]
+    if ticket.needs_ctx and len(found) > 1:
+        return [s for s in found if (s.slots.facts.n_ctx_slot or ticket.needs_ctx) >= ticket.needs_ctx] or found
+    return found
 
 
 def state_of(servers: Sequence[Server], policy: Policy, now: float) -> tuple[object, ...]:

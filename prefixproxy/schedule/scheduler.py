@@ -290,7 +290,8 @@ class Scheduler:
         if not len(self._queue):
             return effects
         line = self._queue.ordered(self._policy)
-        place = Placement(servers, line, self._queue.counts, self._policy, now, busy(servers, len(self._running)))
+        known, running = list(self._servers.values()), busy(servers, len(self._running))
+        place = Placement(known, line, self._queue.counts, self._policy, now, running)
         for place.yielding in (True, False):
             place.bound_for.clear()
             state, idle = state_of(servers, self._policy, now), any_open(servers)

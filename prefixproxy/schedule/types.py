@@ -60,6 +60,7 @@ class RejectReason(StrEnum):
 class Ticket:
     """One request that waits for a slot.
 
+    `model` as the client named it, "" if it did not; `path` as it was asked for: both say which upstreams may serve it.
     `head_blocks`: whole blocks of `chain` that lie in the head (system text and tools). `n_tokens` is an estimate.
     `wanted_slot` is the client's own `id_slot` (negative: none; too large: modulo, as the server does). `pinnable`:
     this API's `id_slot` is read by the server. `warmable`: the edge can render its head as text. `n_seqs`: answers
@@ -76,6 +77,7 @@ class Ticket:
     arrived: float
     deadline: float
     model: str = ""
+    path: str = ""
     tenant: str = ""
     priority: Priority = Priority.INTERACTIVE
     side: bool = False

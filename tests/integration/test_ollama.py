@@ -254,7 +254,7 @@ async def test_a_busy_server_is_not_taken_for_one_that_loads() -> None:
         answer = await post(running, "/api/chat", chat())
         assert (answer.status_code, answer.json()) == (503, busy)
         assert len(ollama.generating()) == 1
-        assert running.proxy.parts.dispatcher.is_up
+        assert running.proxy.parts.dispatcher.fleet.is_up
 
 
 async def test_an_error_in_a_stream_is_the_streams_and_counts_as_one() -> None:
@@ -345,9 +345,9 @@ async def test_a_lost_ollama_is_noticed_and_found_again() -> None:
         down[0] = True
         async with asyncio.timeout(30):
             await gone.wait()
-        assert not running.proxy.parts.dispatcher.is_up
+        assert not running.proxy.parts.dispatcher.fleet.is_up
         down[0] = False
-        await eventually(lambda: running.proxy.parts.dispatcher.is_up)
+        await eventually(lambda: running.proxy.parts.dispatcher.fleet.is_up)
         assert (await post(running, "/api/chat", chat(stream=False))).status_code == 200
 
 

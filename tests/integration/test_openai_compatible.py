@@ -133,7 +133,7 @@ async def test_its_503_passes_once_and_it_stays_up() -> None:
         answer = await post(running, CHAT)
         assert (answer.status_code, answer.json()) == (503, busy)
         assert len(server.generating()) == 1
-        assert running.proxy.parts.dispatcher.is_up
+        assert running.proxy.parts.dispatcher.fleet.is_up
 
 
 async def test_the_status_shows_what_it_can_and_what_it_cannot() -> None:

@@ -136,7 +136,7 @@ async def test_a_503_that_does_not_speak_of_loading_passes_as_it_is(
         stub.routes[CHAT] = saying(503, body, (b"Retry-After", b"9"))
         answer = await client.post(CHAT, json=chat(stream))
         journal = (await client.get("/prefixproxy/requests")).json()["requests"]
-        assert running.proxy.parts.dispatcher.is_up
+        assert running.proxy.parts.dispatcher.fleet.is_up
         assert len(stub.generating()) == 1
     assert (answer.status_code, answer.content, answer.headers["retry-after"]) == (503, body, "9")
     assert [record["outcome"] for record in journal] == ["upstream_error"]

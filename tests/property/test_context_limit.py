@@ -15,6 +15,7 @@ from prefixproxy.chat import canonical, parse_prompt
 from prefixproxy.context import ContextLimits
 from prefixproxy.errors import ContextLengthExceeded, UpstreamFailed
 from prefixproxy.exchange import Exchange, Hints, Times
+from prefixproxy.fleet import Fleet
 from prefixproxy.guard import ContextGuard, TenantLimits
 from prefixproxy.plan import Plan
 from prefixproxy.prefix import chain_of
@@ -54,7 +55,9 @@ def exchange_of(text: str, asked: int | None) -> Exchange:
 def guard_of(upstream: Tokenizer, n_ctx_slot: int | None, minimum: int, max_context: int) -> ContextGuard:
     state = UpstreamState(cast(Backend, upstream), Health.UP, UpstreamFacts("u", "llama-server", 2, n_ctx_slot))
     keeper = cast(Upkeep, type("Keeper", (), {"state": state}))
-    return ContextGuard({"u": keeper}, ContextLimits(min_generation=minimum), {"team": TenantLimits(0, max_context)})
+    return ContextGuard(
+        Fleet({"u": keeper}), ContextLimits(min_generation=minimum), {"team": TenantLimits(0, max_context)}
+    )
 
 
 def refusal(guard: ContextGuard, exchange: Exchange) -> ContextLengthExceeded | None:

@@ -58,6 +58,7 @@ class Machine(RuleBasedStateMachine):
 
     def regain(self, name: str) -> None:
         self.w.up.add(name)
+        self.w.known.add(name)
         self.w.do(self.w.s.upstream_up(FACTS[name], self.w.now))
 
     @rule(seconds=st.sampled_from([0.001, 0.02, 0.02, 0.1, 0.3, 2.0, 40.0, 1000.0]))

@@ -1,0 +1,111 @@
+"""All upstreams together: which of them is ready for a request, which one soon will be, and the wait for that."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from prefixproxy.backends import Backend
+from prefixproxy.errors import UpstreamUnavailable
+from prefixproxy.routing import has_path, is_listed, serving
+from prefixproxy.types import UpstreamFacts
+from prefixproxy.upkeep import Health, Upkeep, UpstreamState
+
+
+class Fleet:
+    """Reads what `keepers` know. `loading_wait_s`: how long a request waits for an upstream that loads its model."""
+
+    def __init__(
+        self, keepers: Mapping[str, Upkeep], clock: Callable[[], float] = lambda: 0.0, loading_wait_s: float = 0.0
+    ) -> None:
+        self._keepers = keepers
+        self._clock = clock
+        self._loading_wait_s = loading_wait_s
+        self._news = asyncio.Event()
+
+    @property
+    def is_several(self) -> bool:
+        return len(self._keepers) > 1
+
+    @property
+    def is_up(self) -> bool:
+        """Whether any upstream is ready to serve."""
+        return any(state.health is Health.UP for state in self._states())
+
+    def is_served(self, model: str = "", path: str = "") -> bool:
+        """Whether one that may get such a request is up."""
+        return bool(self.serving(model, path))
+
+    def is_coming(self, model: str = "") -> bool:
+        """Whether one that may get a request for `model` is about to be up. What one that was never up has, nobody
+        knows: it may be what no other one lists."""
+        listed = is_listed(model, self._facts())
+        for state in self._states():
+            if state.health is Health.LOADING and (
+                not listed or (state.facts is not None and model in state.facts.models)
+            ):
+                return True
+        return False
+
+    def serving(self, model: str, path: str = "") -> list[tuple[Backend, UpstreamFacts]]:
+        """The upstreams that may get such a request now, as the scheduler sees it."""
+        states = {name: keeper.state for name, keeper in self._keepers.items()}
+        up = [s.facts for s in states.values() if s.health is Health.UP and s.facts is not None]
+        down = [s.facts for s in states.values() if s.health is not Health.UP and s.facts is not None]
+        return [(states[one.name].backend, one) for one in serving(model, path, up, down)]
+
+    def backend_for(self, model: str, path: str) -> Backend:
+        """For requests that take no slot: the first that may get it. Raises UpstreamUnavailable."""
+        found = self.serving(model, path)
+        if not found:
+            raise self.unavailable(model)
+        return min(found, key=lambda each: each[1].rank)[0]
+
+    def listing(self, path: str) -> list[Backend]:
+        """Every upstream that is up and may have `path`, in the order of the settings."""
+        live = [state for state in self._states() if state.health is Health.UP]
+        return [state.backend for state in live if state.facts is not None and has_path(path, state.facts)]
+
+    def model_of(self, upstream: str) -> str:
+        """The model an upstream says it runs, "" if that is not known."""
+        keeper = self._keepers.get(upstream)
+        return keeper.state.facts.model if keeper and keeper.state.facts else ""
+
+    async def until_served(self, model: str, path: str, deadline: float) -> None:
+        """Waits for an upstream that is loading, within a bound; one that is down is no reason to wait. Nor is one that
+        loads, where another one lists the model. Raises UpstreamUnavailable."""
+        patience_s = min(self._loading_wait_s, deadline - self._clock())
+        try:
+            async with asyncio.timeout(patience_s):
+                while not self._may_go(model, path):
+                    if not self.is_coming(model):
+                        raise self.unavailable(model)
+                    await self._news.wait()
+        except TimeoutError:
+            if not self.is_served(model, path):
+                raise self.unavailable(model) from None
+
+    def tell_news(self) -> None:
+        """Wakes whoever waits for an upstream, to look again."""
+        self._news.set()
+        self._news = asyncio.Event()
+
+    def unavailable(self, model: str = "") -> UpstreamUnavailable:
+        told = [f"{state.backend.name}: {state.failure}" for state in self._states() if state.failure]
+        what = f"no upstream that serves {model!r} is ready" if self.is_up and model else "no upstream is ready"
+        return UpstreamUnavailable(f"{what} ({'; '.join(told or ['starting'])})", retry_after_s=5)
+
+    def _may_go(self, model: str, path: str) -> bool:
+        """Not to one that merely takes any name while the one that may be meant is loading."""
+        if not self.is_served(model, path):
+            return False
+        return not model or is_listed(model, self._facts()) or not self._unknown_one_loads()
+
+    def _unknown_one_loads(self) -> bool:
+        return any(state.health is Health.LOADING and state.facts is None for state in self._states())
+
+    def _states(self) -> list[UpstreamState]:
+        return [keeper.state for keeper in self._keepers.values()]
+
+    def _facts(self) -> list[UpstreamFacts]:
+        return [state.facts for state in self._states() if state.facts is not None]
