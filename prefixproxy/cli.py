@@ -206,6 +206,42 @@ def simulate(
     raise typer.Exit(run(options))
 
 
+@app.command()
+def doctor(
+    url: Annotated[
+        str | None,
+        typer.Argument(metavar="[URL]", help="A server, or a prefixproxy (default: the settings' upstreams)."),
+    ] = None,
+    log: Annotated[
+        Path | None, typer.Option("--log", help="The server's startup log, best with -lv 4.", show_default=False)
+    ] = None,
+    admission: Annotated[
+        bool, typer.Option("--admission", help="Fill one slot with a prompt, and see whether it is answered.")
+    ] = False,
+    may_overwrite: Annotated[
+        bool, typer.Option("--try", help="Try slots out even if they were used; what they hold is lost.")
+    ] = False,
+    json: JsonOption = False,
+    config: ConfigOption = None,
+) -> None:
+    """What about a server defeats reuse: each finding with its evidence and the flag to change. Exit 1 on errors."""
+    from prefixproxy.doctor.command import DoctorOptions, run
+    from prefixproxy.serving import engine_settings
+
+    settings = settings_of(config, {})
+    server = settings_of(config, {"upstreams": upstream_values([url])}).upstreams[0] if url else None
+    options = DoctorOptions(
+        server=server,
+        log=log,
+        admission=admission,
+        may_overwrite=may_overwrite,
+        json=json,
+        settings=settings,
+        engine=None if url else engine_settings(settings),
+    )
+    raise typer.Exit(run(options))
+
+
 def settings_of(config: Path | None, overrides: dict[str, Any], *, embedded: bool = False) -> Settings:
     """The settings in force; `embedded` (--model) sets aside the upstreams of the file."""
     if embedded:

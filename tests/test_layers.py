@@ -25,6 +25,9 @@ EDGES = {
     "cli",
     "demo*",
     "dispatch",
+    "doctor.command",
+    "doctor.look",
+    "doctor.probing",
     "engine*",
     "events",
     "exchange",
@@ -116,7 +119,7 @@ IMPORTED_BY = {
     "cli": {"__main__"},
     "app": {"cli", "demo*", "serving"},
     "relay": {"app", "passthrough", "status"},
-    "settings": {"admission", "app", "cli", "demo*", "serving"},
+    "settings": {"admission", "app", "cli", "demo*", "doctor.command", "serving"},
     "state": {"app", "keeping", "serving"},
 }
 """For these modules, everybody who may import them."""

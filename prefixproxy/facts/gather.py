@@ -94,13 +94,19 @@ async def look(
 
 
 async def look_behind(
-    proxy_url: str, api_key: str, upstream: Mapping[str, Any], version: str, *, log: Iterable[str] = ()
+    proxy_url: str,
+    api_key: str,
+    upstream: Mapping[str, Any],
+    version: str,
+    *,
+    upstream_key: str = "",
+    log: Iterable[str] = (),
 ) -> Sight:
     """An upstream as the status of a prefixproxy names it: looked at itself, or, where only the proxy reaches it or has
-    its key, through the proxy."""
+    its key, through the proxy. `api_key` is for the proxy."""
     lines, kind, name = list(log), upstream.get("kind") or "auto", str(upstream["name"])
     try:
-        return await look(upstream["url"], api_key, name=name, kind=kind, log=lines, through=version)
+        return await look(upstream["url"], upstream_key, name=name, kind=kind, log=lines, through=version)
     except ProxyError:
         return await look(proxy_url, api_key, name=name, kind=kind, log=lines, through=version)
 

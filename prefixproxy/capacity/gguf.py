@@ -1,0 +1,136 @@
+"""The header of a GGUF file: its metadata and where its weights begin.
+
+Read here rather than with the `gguf` package: that brings numpy and reads every token of the vocabulary into memory,
+for the dozen numbers needed. Layout as in ggml's docs/gguf.md. Long arrays (the vocabulary) are skipped.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+MAX_ENTRIES = 1 << 16
+MAX_TENSORS = 1 << 20
+MAX_STRING_BYTES = 16 << 20
+MAX_ARRAY = 1 << 27
+KEPT_ITEMS = 4096
+"""Arrays with more are skipped: per-layer numbers have fewer, vocabularies more."""
+_DEFAULT_ALIGNMENT = 32
+_STRING, _ARRAY = 8, 9
+_NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_SPLIT = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
+
+
+class NotGguf(ValueError):
+    """The file is no GGUF, was cut off, or says something that cannot be; the message is one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """`metadata` without the long arrays; `weights_bytes`: all that follows the header, the tensors of this file."""
+
+    metadata: Mapping[str, Any]
+    n_tensors: int
+    weights_bytes: int
+
+    @property
+    def arch(self) -> str:
+        return str(self.metadata.get("general.architecture") or "")
+
+    def own(self, key: str) -> Any:
+        """A value of the architecture's own, such as "block_count"; None without it."""
+        return self.metadata.get(f"{self.arch}.{key}")
+
+
+def read_header(file: BinaryIO, file_bytes: int) -> Header:
+    """Raises NotGguf for anything else, OSError as the file does."""
+    reader = _Reader(file)
+    if reader.take(4) != MAGIC:
+        raise NotGguf("it is no GGUF model")
+    version = reader.number("I")
+    if version not in VERSIONS:
+        raise NotGguf(f"GGUF version {version} is not known here")
+    n_tensors, n_entries = reader.number("Q"), reader.number("Q")
+    if n_entries > MAX_ENTRIES or n_tensors > MAX_TENSORS:
+        raise NotGguf(f"{n_entries} metadata entries and {n_tensors} tensors cannot be")
+    metadata = {}
+    for _ in range(n_entries):
+        key = reader.string()
+        value = reader.value(reader.number("I"))
+        if value is not None:
+            metadata[key] = value
+    for _ in range(n_tensors):
+        reader.string()
+        reader.take(reader.number("I") * 8 + 12)
+    alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
+    if not isinstance(alignment, int) or alignment < 1:
+        raise NotGguf(f"an alignment of {alignment} cannot be")
+    data_from = -(-reader.offset // alignment) * alignment
+    return Header(metadata, n_tensors, max(0, file_bytes - data_from))
+
+
+def split_names(name: str) -> list[str]:
+    """The names of all parts of a model whose first part this is; the name alone if it is not split."""
+    found = _SPLIT.search(name)
+    if found is None:
+        return [name]
+    n_parts = int(found[2])
+    return [f"{name[: found.start()]}-{part:05d}-of-{n_parts:05d}.gguf" for part in range(1, n_parts + 1)]
+
+
+class _Reader:
+    """Reads the little-endian values of a header one by one."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.offset = 0
+
+    def take(self, n: int) -> bytes:
+        if not 0 <= n <= MAX_STRING_BYTES:
+            raise NotGguf(f"a value of {n} bytes cannot be")
+        found = self._file.read(n)
+        if len(found) != n:
+            raise NotGguf("it ends in the middle of its header")
+        self.offset += n
+        return found
+
+    def number(self, form: str) -> Any:
+        return struct.unpack("<" + form, self.take(struct.calcsize("<" + form)))[0]
+
+    def string(self) -> str:
+        return self.take(self.number("Q")).decode("utf-8", "replace")
+
+    def value(self, kind: int) -> Any:
+        """A value, None for an array that is skipped."""
+        if kind == _STRING:
+            return self.string()
+        if kind == _ARRAY:
+            return self._array(self.number("I"), self.number("Q"))
+        if kind in _NUMBERS:
+            return self.number(_NUMBERS[kind])
+        raise NotGguf(f"a value of type {kind} is not known here")
+
+    def _array(self, kind: int, n: int) -> tuple[Any, ...] | None:
+        if n > MAX_ARRAY:
+            raise NotGguf(f"an array of {n} values cannot be")
+        if n <= KEPT_ITEMS:
+            return tuple(self.value(kind) for _ in range(n))
+        if kind in _NUMBERS:
+            self._skip(n * struct.calcsize("<" + _NUMBERS[kind]))
+        elif kind == _STRING:
+            for _ in range(n):
+                self._skip(self.number("Q"))
+        else:
+            raise NotGguf(f"an array of {n} arrays cannot be")
+        return None
+
+    def _skip(self, n: int) -> None:
+        while n > 0:
+            step = min(n, MAX_STRING_BYTES)
+            self.take(step)
+            n -= step
