@@ -87,6 +87,8 @@ class ScriptedOllama(StubUpstream):
         self.may_prefill.set()
         self.silent_end = False
         self.fails_with = ""
+        self.shown_n_ctx = 0
+        """What `/api/ps` says of every runner; 0: the truth."""
         self._inside = 0
 
     async def __aexit__(self, *error: object) -> None:
@@ -130,7 +132,7 @@ class ScriptedOllama(StubUpstream):
         await exchange.json(200, answers[exchange.request.path]())
 
     def _shown(self, runner: Runner) -> dict[str, Any]:
-        return _listed(runner.model, self.models[runner.model]) | {"context_length": runner.n_ctx}
+        return _listed(runner.model, self.models[runner.model]) | {"context_length": self.shown_n_ctx or runner.n_ctx}
 
     def _model(self, body: dict[str, Any]) -> str | None:
         asked = str(body.get("model"))
