@@ -1,7 +1,7 @@
 """The header of a GGUF file: its metadata and where its weights begin.
 
 Read here rather than with the `gguf` package: that brings numpy and reads every token of the vocabulary into memory,
-for the dozen numbers needed. Layout as in ggml's docs/gguf.md. Long arrays (the vocabulary) are skipped.
+for the dozen numbers needed. Layout as ggml documents it (its gguf.md). Long arrays (the vocabulary) are skipped.
 """
 
 from __future__ import annotations
