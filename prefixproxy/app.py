@@ -35,7 +35,7 @@ from prefixproxy.gate import Gate
 from prefixproxy.guard import ContextGuard, TenantLimits
 from prefixproxy.intake import until_stopped
 from prefixproxy.journal import Journal
-from prefixproxy.keeping import Keeping, SlotRows, keeping_of
+from prefixproxy.keeping import Keeping, SlotRows, VerdictRows, keeping_of
 from prefixproxy.metrics import Metrics
 from prefixproxy.microscope import Strips, rule_advice
 from prefixproxy.passthrough import SLOT_TAKING, Passthrough
@@ -55,6 +55,7 @@ from prefixproxy.telemetry import Telemetry
 from prefixproxy.tools import ToolMemory
 from prefixproxy.trend import Trend
 from prefixproxy.types import API_OF_PATH, Usage
+from prefixproxy.verdicts import Verdicts
 from prefixproxy.volatile.files import load_rules
 from prefixproxy.volatile.rules import RuleSet
 
@@ -102,8 +103,7 @@ def create_app(settings: Settings, *, engine: Engine | None = None) -> Proxy:
     )
     rules = _rules(settings)
     planner = _planner(settings, rules)
-    slots = SlotRows(scheduler, [upstream.name for upstream in settings.upstreams])
-    keeping = keeping_of(StateFile(settings.state.path), planner.stabiliser, planner.tools, planner.answers, slots)
+    keeping = _keeping(settings, scheduler, dispatcher, planner)
     parts = Parts(
         dispatcher=dispatcher,
         planner=planner,
@@ -277,6 +277,19 @@ def _cannot_roll_back(dispatcher: Dispatcher) -> Callable[[str], bool]:
     return lambda upstream: any(
         view.name == upstream and view.truncated_reuse <= NO_ROLLBACK_SHARE for view in dispatcher.snapshot().upstreams
     )
+
+
+def _keeping(settings: Settings, scheduler: Scheduler, dispatcher: Dispatcher, planner: Planner) -> Keeping:
+    state, verdicts = StateFile(settings.state.path), VerdictRows(partial(_judge_reuse, dispatcher))
+    slots = SlotRows(scheduler, [upstream.name for upstream in settings.upstreams])
+    return keeping_of(state, planner.stabiliser, planner.tools, planner.answers, slots, verdicts=verdicts)
+
+
+def _judge_reuse(dispatcher: Dispatcher, verdicts: Verdicts) -> None:
+    """What `verify` found decides, on each upstream, whether anything is reused there."""
+    for keeper in dispatcher.keepers.values():
+        keeper.against_reuse = verdicts.against_reuse
+        keeper.reconsider()
 
 
 def _keys(settings: Settings) -> Mapping[str, str]:

@@ -86,9 +86,7 @@ def serve(
         {
             "server.host": host,
             "server.port": port,
-            "engine.model": None if model is None else str(model),
-            "engine.parallel": parallel,
-            "engine.ctx": ctx,
+            **engine_values(model, parallel, ctx),
             "upstreams": upstream_values(upstream) if upstream else None,
         },
         embedded=model is not None,
@@ -240,6 +238,38 @@ def doctor(
         engine=None if url else engine_settings(settings),
     )
     raise typer.Exit(run(options))
+
+
+@app.command()
+def verify(
+    url: Annotated[
+        str | None,
+        typer.Argument(metavar="[URL]", help="A llama-server or a prefixproxy; else the embedded engine."),
+    ] = None,
+    control: Annotated[
+        str | None,
+        typer.Option("--control", help="Another server for the runs without reuse.", show_default=False),
+    ] = None,
+    api_key: Annotated[str, typer.Option("--api-key", help="Key for the server.", show_default=False)] = "",
+    root: Annotated[int, typer.Option("--root", help="Tokens of a shared root.")] = 600,
+    long: Annotated[int, typer.Option("--long", help="Tokens of the long prompt.")] = 4096,
+    model: ModelOption = None,
+    parallel: ParallelOption = None,
+    ctx: CtxOption = None,
+    config: ConfigOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Does reuse change answers? The corruption suite: reuse against no reuse, with a control for noise."""
+    from prefixproxy.verify.command import VerifyOptions, run
+
+    settings = settings_of(config, engine_values(model, parallel, ctx), embedded=url is None)
+    options = VerifyOptions(settings, url, control, api_key, root=root, long=long, json=json)
+    raise typer.Exit(run(options))
+
+
+def engine_values(model: Path | None, parallel: int | None, ctx: int | None) -> dict[str, Any]:
+    """The settings of the embedded engine that the command line names."""
+    return {"engine.model": None if model is None else str(model), "engine.parallel": parallel, "engine.ctx": ctx}
 
 
 def settings_of(config: Path | None, overrides: dict[str, Any], *, embedded: bool = False) -> Settings:

@@ -248,6 +248,7 @@ class Dispatcher:
             queued_s=now - entry.since,
             upstream_since=keeper.state.back_since,
             native=keeper.can.native,
+            reuse=not keeper.reuse_off,
         )
         lease.run_beside(self._leases.values())
         self._leases[grant.ticket_id] = lease

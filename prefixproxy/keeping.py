@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -25,9 +25,12 @@ from prefixproxy.schedule.slots import Held
 from prefixproxy.stabilise.stabiliser import Stabiliser
 from prefixproxy.state import StateFile
 from prefixproxy.tools import ToolMemory
+from prefixproxy.verdicts import ROWS, Verdicts
 
 PAUSE_S = 0.25
 PAUSE_RATIO = 4.0
+READ_S = 5.0
+"""How soon a running proxy hears of a verdict that another process wrote."""
 
 Rows = dict[str, Any]
 """JSON values by name; None: the entry is gone."""
@@ -204,17 +207,46 @@ class WholeRow:
         self._written = self.memory.revision
 
 
-class Keeping:
-    """Writes `memories` to `state` while it is `running`; `changed` wakes it."""
+class VerdictRows:
+    """What `verify` wrote: read again every now and then, never written."""
 
-    def __init__(self, state: StateFile, memories: Sequence[Kept]) -> None:
+    prefix = ROWS
+
+    def __init__(self, tell: Callable[[Verdicts], None]) -> None:
+        self._tell = tell
+        self._known: Rows | None = None
+
+    def changes(self) -> Rows:
+        return {}
+
+    def load(self, rows: Rows) -> None:
+        if rows != self._known:
+            self._known = rows
+            self._tell(Verdicts(rows))
+
+
+class Keeping:
+    """Writes `memories` to `state` while it is `running`; `changed` wakes it. What others write meanwhile is read every
+    `read_s` seconds (`verdicts`)."""
+
+    def __init__(
+        self,
+        state: StateFile,
+        memories: Sequence[Kept],
+        verdicts: VerdictRows | None = None,
+        read_s: float = READ_S,
+    ) -> None:
         self._state = state
         self._memories = memories
+        self._verdicts = verdicts
+        self._read_s = read_s
         self._unwritten: Rows = {}
         self._changed = asyncio.Event()
 
     def load(self) -> None:
         """Take over what an earlier process left; what cannot be read is dropped from the file, with a warning."""
+        if self._verdicts is not None:
+            self._verdicts.load(self._state.rows(self._verdicts.prefix))
         for kept in self._memories:
             rows = self._state.rows(kept.prefix)
             try:
@@ -233,11 +265,14 @@ class Keeping:
         """Loads, keeps writing, and writes what is left at the end."""
         self.load()
         async with asyncio.TaskGroup() as group:
-            writer = group.create_task(self._keep_writing())
+            tasks = [group.create_task(self._keep_writing())]
+            if self._verdicts is not None and self._state.persistent:
+                tasks.append(group.create_task(self._keep_reading(self._verdicts)))
             try:
                 yield
             finally:
-                writer.cancel()
+                for task in tasks:
+                    task.cancel()
         await self.write()
         self._state.close()
 
@@ -249,6 +284,11 @@ class Keeping:
             started = loop.time()
             await self.write()
             await asyncio.sleep(min(PAUSE_S, PAUSE_RATIO * (loop.time() - started)))
+
+    async def _keep_reading(self, verdicts: VerdictRows) -> None:
+        while True:
+            await asyncio.sleep(self._read_s)
+            verdicts.load(await asyncio.to_thread(self._state.rows, verdicts.prefix))
 
     async def write(self) -> None:
         """Write what has changed now. What cannot be written is tried again the next time."""
@@ -262,7 +302,14 @@ class Keeping:
 
 
 def keeping_of(
-    state: StateFile, stabiliser: Stabiliser, tools: ToolMemory, answers: AnswerMemory, *more: Kept
+    state: StateFile,
+    stabiliser: Stabiliser,
+    tools: ToolMemory,
+    answers: AnswerMemory,
+    *more: Kept,
+    verdicts: VerdictRows | None = None,
 ) -> Keeping:
     """Everything that must outlive a restart for the next turn of a known conversation to extend it."""
-    return Keeping(state, [StabiliserRows(stabiliser), WholeRow("tools", tools), WholeRow("answers", answers), *more])
+    return Keeping(
+        state, [StabiliserRows(stabiliser), WholeRow("tools", tools), WholeRow("answers", answers), *more], verdicts
+    )

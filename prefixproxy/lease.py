@@ -61,6 +61,8 @@ class Lease:
     """Cached tokens of a request that was broken off within its prefill, None for any other."""
     native: bool = False
     """Its upstream is llama-server (`Capabilities.native`)."""
+    reuse: bool = True
+    """Its upstream may reuse prefixes."""
     alone: bool = True
     """No other request of ours ran beside it on its upstream."""
     truncated: bool = False

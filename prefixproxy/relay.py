@@ -336,7 +336,7 @@ class _Run:
             edits.append(SetKey((), "id_slot", lease.slot))
         elif "id_slot" in data and api in PINNABLE:
             edits.append(Remove(("id_slot",)))
-        off = lease.native and not self._exchange.reuse
+        off = lease.native and api in PINNABLE and not (self._exchange.reuse and lease.reuse)
         if off:
             edits.append(SetKey((), "cache_prompt", False))
         if not lease.native:

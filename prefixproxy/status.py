@@ -264,7 +264,7 @@ def _gauges_of(state: UpstreamState, snapshot: SchedulerSnapshot, reuse: bool) -
         model=facts.model if facts else "",
         n_slots=len(slots),
         n_ctx_slot=facts.n_ctx_slot if facts else None,
-        reuse_enabled=reuse,
+        reuse_enabled=reuse and not (facts is not None and facts.reuse_off),
         slots={each: sum(slot.state is each for slot in slots) for each in SlotState},
         slot_tokens={slot.id.slot: slot.tokens for slot in slots},
     )
@@ -281,6 +281,7 @@ def _upstream(state: UpstreamState, snapshot: SchedulerSnapshot) -> dict[str, An
         "health": state.health.value,
         "failure": state.failure,
         "warning": state.warning,
+        "reuse_off": facts.reuse_off if facts else "",
         "kind": facts.kind if facts else None,
         "build": facts.build if facts else None,
         "model": facts.model if facts else None,

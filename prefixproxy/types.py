@@ -184,6 +184,8 @@ class UpstreamFacts:
     multimodal: bool = False
     shared: bool = False
     """Others may send it requests behind our back."""
+    reuse_off: str = ""
+    """Why nothing may be reused there; "" if it may."""
     tried: Mapping[int, Usage] = field(default_factory=dict)
     """What this probe had it evaluate, by slot."""
     rank: int = 0

@@ -95,12 +95,27 @@ class Upkeep:
         self._rank = rank
         self.limits = ContextLimits()
         """What its slots must have; whoever builds it says so before `run`."""
+        self.against_reuse: Callable[[UpstreamFacts], str] = lambda facts: ""
+        """Why nothing may be reused on a server with these facts; whoever builds it says so before `run`."""
         self._short = ""
 
     @property
     def can(self) -> Capabilities:
         """What its last probe found it able to do; nothing before the first."""
         return self.state.facts.capabilities if self.state.facts is not None else Capabilities()
+
+    @property
+    def reuse_off(self) -> str:
+        """Why nothing is reused there; "" if it may be."""
+        return self.state.facts.reuse_off if self.state.facts is not None else ""
+
+    def reconsider(self) -> None:
+        """Whether it may reuse anything is to be asked anew."""
+        if self.state.facts is None:
+            return
+        before, self.state.facts = self.state.facts, self._judged(self.state.facts)
+        if before.reuse_off != self.state.facts.reuse_off and self.state.health is Health.UP:
+            self._listener.up(replace(self.state.facts, tried={}))
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -238,4 +253,14 @@ class Upkeep:
         capabilities = facts.capabilities
         if not self._snapshots:
             capabilities = replace(capabilities, snapshot=False)
-        return replace(facts, n_slots=self._slots or facts.n_slots, capabilities=capabilities, rank=self._rank)
+        n_slots = self._slots or facts.n_slots
+        return self._judged(replace(facts, n_slots=n_slots, capabilities=capabilities, rank=self._rank))
+
+    def _judged(self, facts: UpstreamFacts) -> UpstreamFacts:
+        """Only llama-server can be asked for no reuse."""
+        off = self.against_reuse(facts) if facts.capabilities.native else ""
+        if off and off != self.reuse_off:
+            log.warning("upstream %s: reuse and forks are off: %s", facts.name, off)
+        elif self.reuse_off and not off:
+            log.info("upstream %s: reuse and forks are on again", facts.name)
+        return replace(facts, reuse_off=off)

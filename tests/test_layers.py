@@ -47,6 +47,7 @@ EDGES = {
     "patience.beat",
     "relay",
     "reply",
+    "served",
     "server",
     "serving",
     "settings*",
@@ -56,6 +57,8 @@ EDGES = {
     "status",
     "telemetry",
     "upkeep",
+    "verify.command",
+    "verify.run",
     "warming",
 }
 """Modules that may wait, read a clock, log, or know a framework. Everything else is core."""
@@ -117,10 +120,10 @@ MAY_IMPORT = {
 
 IMPORTED_BY = {
     "cli": {"__main__"},
-    "app": {"cli", "demo*", "serving"},
+    "app": {"cli", "demo*", "served", "serving"},
     "relay": {"app", "passthrough", "status"},
-    "settings": {"admission", "app", "cli", "demo*", "doctor.command", "serving"},
-    "state": {"app", "keeping", "serving"},
+    "settings": {"admission", "app", "cli", "demo*", "doctor.command", "served", "serving", "verify.command"},
+    "state": {"app", "keeping", "serving", "verify.command"},
 }
 """For these modules, everybody who may import them."""
 

@@ -37,6 +37,8 @@ class Server:
         can = self.slots.facts.capabilities
         if not (can.snapshot and can.warm):
             return "the server cannot save slots" if can.warm else "roots cannot be warmed here"
+        if self.slots.facts.reuse_off:
+            return "reuse is off"
         if not policy.fork or not policy.max_snapshots:
             return "switched off"
         return self.roots.off_because or self.slots.unpinned_because(now)
@@ -113,9 +115,14 @@ def tokens_of(ticket: Ticket, blocks: int) -> int:
     return Held(ticket.chain, ticket.n_tokens, ticket.n_tokens).tokens_at(blocks)
 
 
-def shared(ticket: Ticket, held: Held) -> tuple[int, int]:
+def reuses(ticket: Ticket, server: Server) -> bool:
+    """Whether any of it may come from what a slot holds."""
+    return ticket.reuse and not server.slots.facts.reuse_off
+
+
+def shared(ticket: Ticket, server: Server, held: Held) -> tuple[int, int]:
     """Tokens of a ticket that `held` has too, and the blocks; the server evaluates a prompt's last token always."""
-    blocks = ticket.chain.common_blocks(held.chain) if ticket.reuse else 0
+    blocks = ticket.chain.common_blocks(held.chain) if reuses(ticket, server) else 0
     return max(0, min(held.tokens_at(blocks), ticket.n_tokens - 1)), blocks
 
 
@@ -165,7 +172,13 @@ def serving_servers(servers: Sequence[Server], ticket: Ticket) -> list[Server]:
 def state_of(servers: Sequence[Server], policy: Policy, now: float) -> tuple[object, ...]:
     """Equal as long as nothing changed that could let a held ticket go."""
     tables = (server.slots for server in servers)
-    return (policy, *((t.name, t.version, t.unpinned_because(now), t.choosing(now), t.stale(now)) for t in tables))
+    return (
+        policy,
+        *(
+            (t.name, t.version, t.facts.reuse_off, t.unpinned_because(now), t.choosing(now), t.stale(now))
+            for t in tables
+        ),
+    )
 
 
 def any_open(servers: Sequence[Server]) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from prefixproxy.schedule.park import is_parked, worthwhile_tokens
-from prefixproxy.schedule.plan import Place, Server, continues, evaluated, tokens_of
+from prefixproxy.schedule.plan import Place, Server, continues, evaluated, reuses, tokens_of
 from prefixproxy.schedule.queue import Waiting
 from prefixproxy.schedule.roots import Root
 from prefixproxy.schedule.slots import Held, PrefixCounts, Slot
@@ -59,7 +59,7 @@ class Prices:
     def _reuse(self, ticket: Ticket, server: Server, held: Held, can_fork: bool = False) -> tuple[int, int]:
         """Tokens of the ticket expected to be reused from `held`, and the blocks they share. In the ticket's own
         estimate, as is everything that is weighed here: an exact count beside an estimate would look like a gap."""
-        if not ticket.reuse:
+        if not reuses(ticket, server):
             return 0, 0
         blocks = ticket.chain.common_blocks(held.chain)
         tokens = tokens_of(ticket, blocks)
@@ -76,7 +76,7 @@ class Prices:
         idle = promised or idle
         direct = [self._direct(ticket, server, slot, rate) for slot in idle]
         forks = [] if promised or not idle else self._forks(ticket, server, idle, rate)
-        ram = server.slots.evicted and ticket.reuse
+        ram = server.slots.evicted and reuses(ticket, server)
         if ram and not any(self._worth(server, place.cached) for place in direct + forks):
             # a pin to an empty slot bypasses the server's RAM cache (llama-server computes 0/0 similarity there), a pin
             # to one that holds something consults it; that is where a prefix can be that is in no slot
@@ -85,7 +85,7 @@ class Prices:
 
     def _direct(self, ticket: Ticket, server: Server, slot: Slot, rate: float) -> Place:
         cached, _ = self._reuse(ticket, server, evaluated(ticket, server, slot), self._can_fork(server))
-        kept = ticket.chain.common_blocks(slot.held.chain) if ticket.reuse else 0
+        kept = ticket.chain.common_blocks(slot.held.chain) if reuses(ticket, server) else 0
         extends = continues(ticket, slot.held, kept)
         lost_s = 0.0 if extends or is_parked(server, slot) else server.slots.lost_s(slot, kept, rate, self.now)
         if cached:

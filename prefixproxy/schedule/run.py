@@ -87,7 +87,7 @@ class Running:
 def lease(server: Server, ticket: Ticket, slots: Sequence[Slot], pinned: bool, now: float) -> Running:
     """Give a ticket these idle slots."""
     first = slots[0]
-    expected, blocks = shared(ticket, first.held)
+    expected, blocks = shared(ticket, server, first.held)
     running = Running(
         ticket,
         server,
@@ -114,7 +114,7 @@ def settle(server: Server, ticket: Ticket, need: int, now: float, likely: Slot |
     server.slots.settling = Settling(ticket.id, need, now, tenant=ticket.tenant)
     server.slots.poll_soon = True
     server.slots.version += 1
-    expected, blocks = shared(ticket, likely.held) if likely is not None else (0, 0)
+    expected, blocks = shared(ticket, server, likely.held) if likely is not None else (0, 0)
     truncated = likely is not None and blocks < len(likely.held.chain.hashes)
     return Running(ticket, server, now, need=need, expected=expected, truncated=truncated)
 

@@ -13,10 +13,11 @@ from prompting import prompt_of
 
 from prefixproxy import keeping as keeping_module
 from prefixproxy.answers import AnswerMemory
-from prefixproxy.keeping import Keeping, StabiliserRows, WholeRow, keeping_of
+from prefixproxy.keeping import Keeping, StabiliserRows, VerdictRows, WholeRow, keeping_of
 from prefixproxy.stabilise.stabiliser import Stabiliser
 from prefixproxy.state import StateFile
 from prefixproxy.tools import ToolMemory
+from prefixproxy.verdicts import Verdicts
 from prefixproxy.volatile.files import load_rules
 
 
@@ -162,3 +163,22 @@ async def test_a_change_behind_a_write_is_written_without_a_long_pause(
 
 
 pytestmark = pytest.mark.anyio
+
+
+async def test_a_verdict_that_another_process_wrote_is_read_while_it_runs(tmp_path: Path) -> None:
+    path = str(tmp_path / "state.db")
+    told: list[Mapping[str, Any]] = []
+    heard = asyncio.Event()
+
+    def tell(verdicts: Verdicts) -> None:
+        told.append(verdicts.rows)
+        if verdicts.rows:
+            heard.set()
+
+    keeping = Keeping(StateFile(path), [], VerdictRows(tell), read_s=0.01)
+    async with keeping.running():
+        with StateFile(path) as other:
+            assert other.update({"verify/abc": {"outcome": "failed"}})
+        async with asyncio.timeout(60):
+            await heard.wait()
+    assert told == [{}, {"verify/abc": {"outcome": "failed"}}]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -18,10 +19,10 @@ from schedule_sim import (
     words,
 )
 
-from prefixproxy.schedule.types import Policy, Reason, Restore, Save, Warm
+from prefixproxy.schedule.types import Grant, Policy, Reason, Restore, Save, Warm
 from prefixproxy.simulate.run import Request
 from prefixproxy.simulate.text import Text
-from prefixproxy.types import Capabilities
+from prefixproxy.types import Capabilities, SlotId
 
 ROOT = words("briefing", 2500)
 OTHER = words("another one", 2000)
@@ -213,3 +214,12 @@ def test_any_pattern_of_lanes_evaluates_the_least_possible(n_slots: int, arrival
     assert server.violations == []
     assert server.evaluated == least(wave)
     assert all(one.ends == "ok" for one in wave)
+
+
+def test_where_reuse_is_off_nothing_is_warmed_copied_waited_for_or_expected() -> None:
+    server = SimServer(replace(facts(), reuse_off="it was seen to corrupt"))
+    sim = play(server, lanes(6), gap_s=0.1)
+    assert not [effect for effect in sim.effects if isinstance(effect, Warm | Save | Restore)]
+    grants = [effect for effect in sim.effects if isinstance(effect, Grant)]
+    assert [(grant.expected_cached, grant.fork) for grant in grants] == [(0, False)] * 6
+    assert {grant.slot for grant in grants[:4]} == {SlotId("u", slot) for slot in range(4)}

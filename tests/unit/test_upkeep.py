@@ -28,6 +28,7 @@ class Scripted:
     url = "http://box:8080"
 
     def __init__(self) -> None:
+        self.facts = FACTS
         self.probe_fails: Exception | None = None
         self.slots_fail: Exception | None = None
         self.looks = 0
@@ -37,7 +38,7 @@ class Scripted:
         self.probes += 1
         if self.probe_fails is not None:
             raise self.probe_fails
-        return FACTS
+        return self.facts
 
     async def health(self) -> None:
         self.looks += 1
@@ -204,3 +205,33 @@ async def test_a_server_that_shows_no_slots_is_asked_for_its_health_while_there_
         async with asyncio.timeout(10):
             await asked.wait()
     assert backend.looks == 0
+
+
+NATIVE = replace(FACTS, capabilities=Capabilities(pin=True, observe=True, native=True))
+
+
+async def test_what_is_held_against_reuse_is_told_once_and_taken_back(caplog: pytest.LogCaptureFixture) -> None:
+    backend, heard = Scripted(), Heard()
+    backend.facts = NATIVE
+    async with kept(backend, heard) as keeper:
+        await until(lambda: keeper.state.health is Health.UP)
+        assert keeper.reuse_off == ""
+        keeper.against_reuse = lambda facts: "it was seen to corrupt"
+        for _ in range(2):
+            keeper.reconsider()
+        assert (keeper.reuse_off, heard.events) == ("it was seen to corrupt", ["up", "up"])
+        keeper.against_reuse = lambda facts: ""
+        keeper.reconsider()
+        assert (keeper.reuse_off, heard.events) == ("", ["up", "up", "up"])
+    assert [r.message for r in caplog.records if "reuse and forks" in r.message] == [
+        "upstream local: reuse and forks are off: it was seen to corrupt"
+    ]
+
+
+async def test_only_a_server_that_can_be_asked_for_no_reuse_is_said_to_have_none() -> None:
+    backend, heard = Scripted(), Heard()
+    async with kept(backend, heard) as keeper:
+        keeper.against_reuse = lambda facts: "it was seen to corrupt"
+        keeper.reconsider()
+        await until(lambda: keeper.state.health is Health.UP)
+        assert (keeper.reuse_off, heard.events) == ("", ["up"])
