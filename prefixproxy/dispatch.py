@@ -18,7 +18,7 @@ from itertools import chain, repeat
 from typing import assert_never
 
 from prefixproxy.backends import Backend, SlotReading
-from prefixproxy.errors import ProxyError
+from prefixproxy.errors import ProxyError, UpstreamFailed
 from prefixproxy.fleet import Fleet
 from prefixproxy.lease import CutShort, Lease, Waiting, Watch, rejection
 from prefixproxy.prefix import PrefixChain
@@ -40,7 +40,7 @@ from prefixproxy.schedule.types import (
 )
 from prefixproxy.slotwork import SlotWork
 from prefixproxy.types import SlotId, TicketId, UpstreamFacts
-from prefixproxy.upkeep import LOADING_GRACE_S, Listener, Upkeep, UpstreamState
+from prefixproxy.upkeep import LOADING_GRACE_S, Health, Listener, Upkeep, UpstreamState
 from prefixproxy.warming import Rendering
 
 LOCATE_PAUSES_S = (0.003, 0.006, 0.012, 0.03)
@@ -48,6 +48,8 @@ LOCATE_PAUSES_S = (0.003, 0.006, 0.012, 0.03)
 ASSUMED_BYTES_PER_TOKEN = 4.0
 RATE_WEIGHT = 0.2
 SHORTEST_TICK_S = 0.001
+LOST_GRACE_S = 5.0
+"""How long the connections to a lost upstream have to say themselves that they are broken."""
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +77,13 @@ class Dispatcher:
         self._scheduler = scheduler
         self._watch = watch
         self._clock = clock
-        listener = Listener(self._upstream_up, self._upstream_lost, lambda: self.fleet.tell_news(), self._slots_read)
+        listener = Listener(
+            up=self._upstream_up,
+            lost=self._upstream_lost,
+            not_coming=lambda: self.fleet.tell_news(),
+            read=self._slots_read,
+            coming=lambda name: self._apply(self._scheduler.upstream_lost(name, clock())),
+        )
         self.keepers = {
             backend.name: Upkeep(UpstreamState(backend), listener, clock, slots=slots, snapshots=snapshots, rank=rank)
             for rank, (backend, slots, snapshots) in enumerate(backends)
@@ -113,11 +121,17 @@ class Dispatcher:
     async def lease(self, waiting: Waiting) -> AsyncIterator[Lease]:
         """Waits for a slot, and gives it back on leaving, however that comes about.
 
-        Raises Rejected (queue full, or waited too long) and UpstreamUnavailable.
+        Raises Rejected (queue full, or waited too long) and UpstreamUnavailable; UpstreamFailed when its upstream was
+        lost while it ran, and its connection only fell silent.
         """
         lease = await self._granted(waiting)
         try:
-            yield lease
+            async with asyncio.timeout(None) as lease.limit:
+                yield lease
+        except TimeoutError:
+            if lease.limit is None or not lease.limit.expired():
+                raise
+            raise UpstreamFailed(f"upstream {lease.backend.name} is lost, and did not end its answer") from None
         finally:
             self._release(lease)
 
@@ -151,6 +165,10 @@ class Dispatcher:
     def lost(self, backend: Backend, failure: ProxyError) -> None:
         """A request found this upstream gone."""
         self.keepers[backend.name].met(failure)
+
+    def is_lost(self, backend: Backend) -> bool:
+        """Whether it is known to be gone already."""
+        return self.keepers[backend.name].state.health is not Health.UP
 
     def loading(self, backend: Backend) -> None:
         """A request was told that this upstream is loading its model: wait for it a little before saying no."""
@@ -306,11 +324,20 @@ class Dispatcher:
         for slot, usage in facts.tried.items():
             self._watch.tried(facts.name, facts.model, slot, usage)
         self.fleet.tell_news()
+        self._end_by(facts.name, None)
         self._apply(self._scheduler.upstream_up(facts, self._clock()))
 
     def _upstream_lost(self, name: str) -> None:
         self._cut_short.lost(name)
+        self._end_by(name, asyncio.get_running_loop().time() + LOST_GRACE_S)
         self._apply(self._scheduler.upstream_lost(name, self._clock()))
+
+    def _end_by(self, upstream: str, when: float | None) -> None:
+        """What runs on a lost upstream ends, unless that comes back first: connections to a host that froze or lost its
+        network stay open, and nobody else would ever end them."""
+        for lease in self._leases.values():
+            if lease.backend.name == upstream:
+                lease.end_by(when)
 
     def _slots_read(self, upstream: str, reading: Mapping[int, SlotReading], asked_at: float) -> None:
         for lease, slot, cached, evaluated in self._cut_short.read(upstream, reading, asked_at):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, assert_never
@@ -67,6 +68,13 @@ class Lease:
     """No other request of ours ran beside it on its upstream."""
     truncated: bool = False
     """Its upstream evaluated only a part of the prompt."""
+    limit: asyncio.Timeout | None = None
+    """Ends it when its upstream is lost and its connection does not say so."""
+
+    def end_by(self, when: float | None) -> None:
+        """On the event loop's clock; None: whenever it likes."""
+        if self.limit is not None and not self.limit.expired():
+            self.limit.reschedule(when)
 
     def run_beside(self, others: Iterable[Lease]) -> None:
         """Note for it and for those of `others` on its upstream that they run at the same time."""

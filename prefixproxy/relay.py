@@ -252,7 +252,7 @@ class _Run:
         lease = self._exchange.lease
         if lease is None:
             return False
-        if isinstance(failure, UpstreamFailed):
+        if isinstance(failure, UpstreamFailed) and not self._dispatcher.is_lost(lease.backend):
             try:
                 await lease.backend.health()
             except ProxyError as gone:

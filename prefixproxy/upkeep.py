@@ -15,7 +15,7 @@ from enum import StrEnum
 
 from prefixproxy.backends import Backend, SlotReading
 from prefixproxy.context import ContextLimits
-from prefixproxy.errors import ProxyError, UpstreamLoading, UpstreamUnavailable
+from prefixproxy.errors import ProxyError, UpstreamFailed, UpstreamLoading, UpstreamUnavailable
 from prefixproxy.types import Capabilities, UpstreamFacts
 
 FIRST_PAUSE_S = 0.1
@@ -71,6 +71,8 @@ class Listener:
     not_coming: Callable[[], None]
     read: Callable[[str, Mapping[int, SlotReading], float], None]
     """With the moment at which the slots were asked for: the answer may be older than what happened since."""
+    coming: Callable[[str], None] = lambda name: None
+    """It is down, but loads its model."""
 
 
 class Upkeep:
@@ -98,6 +100,9 @@ class Upkeep:
         self.against_reuse: Callable[[UpstreamFacts], str] = lambda facts: ""
         """Why nothing may be reused on a server with these facts; whoever builds it says so before `run`."""
         self._short = ""
+        self._said: object = None
+        """What it said of itself at its last probe."""
+        self._told_few = self._told_unread = False
 
     @property
     def can(self) -> Capabilities:
@@ -171,16 +176,23 @@ class Upkeep:
     async def _probe(self) -> None:
         self.state.probe_now.clear()
         try:
-            facts = self._as_set(await self.state.backend.probe())
-            self._require_context(facts)
+            await self._find_out()
         except ProxyError as failure:
             await self._still_down(failure)
-        else:
-            self.state.back_since = None if self.state.facts is None else self._clock()
-            self.state.facts, self.state.failure, self.state.health = facts, "", Health.UP
-            self.state.pause_s, self.state.back_by, self.state.told_down = FIRST_PAUSE_S, float("-inf"), False
-            log.info("upstream %s is up: %s, %d slots", facts.name, facts.kind, facts.n_slots)
-            self._listener.up(facts)
+
+    async def _find_out(self) -> None:
+        """Its facts, from now on believed. Raises ProxyError while it is not up, or must not serve."""
+        facts = self._as_set(await self.state.backend.probe())
+        said = await self.state.backend.health()
+        self._require_context(facts)
+        before, same = self.state.facts, self.state.health is Health.UP and _same_server(self.state.facts, facts)
+        if not same:
+            self.state.back_since = None if before is None else self._clock()
+        self._said = said
+        self.state.facts, self.state.failure, self.state.health = facts, "", Health.UP
+        self.state.pause_s, self.state.back_by, self.state.told_down = FIRST_PAUSE_S, float("-inf"), False
+        log.info("upstream %s is up: %s, %d slots", facts.name, facts.kind, facts.n_slots)
+        self._listener.up(facts)
 
     def _require_context(self, facts: UpstreamFacts) -> None:
         """Slots that are too small are told once. Raises UpstreamUnavailable where they must not serve."""
@@ -203,6 +215,7 @@ class Upkeep:
         self.state.failure = why
         if loading or self._clock() < self.state.back_by:
             self.state.health = Health.LOADING
+            self._listener.coming(self.state.backend.name)
         else:
             self.state.health = Health.STARTING if self.state.facts is None else Health.LOST
             self._tell_down("is not up", why)
@@ -214,14 +227,17 @@ class Upkeep:
             self.state.told_down = True
 
     async def _look(self) -> None:
-        """One round at a live upstream."""
-        if self.can.observe and self._clock() - self.state.used_at < TRAFFIC_MEMORY_S:
-            await self._read()
-            return
+        """One round at a live upstream. One that says something else of itself was started anew with other settings,
+        or has other models, between two looks: it is asked for everything again."""
         try:
-            await self.state.backend.health()
+            said = await self.state.backend.health()
+            if said is not None and said != self._said and self.state.health is Health.UP:
+                await self._find_out()
         except ProxyError as failure:
             self.met(failure)
+            return
+        if self._clock() - self.state.used_at < TRAFFIC_MEMORY_S and self.state.health is Health.UP:
+            await self._read()
 
     async def _keep_read(self) -> None:
         while True:
@@ -236,11 +252,28 @@ class Upkeep:
             return
         asked_at = self.state.read_at = self._clock()
         try:
-            reading = await self.state.backend.slots()
+            reading = await self._reading()
         except ProxyError as failure:
             self.met(failure)
         else:
-            self._listener.read(self.state.backend.name, reading, asked_at)
+            if reading is not None:
+                self._listener.read(self.state.backend.name, reading, asked_at)
+
+    async def _reading(self) -> Mapping[int, SlotReading] | None:
+        """None from a server that is alive all the same: an answer that is late or broken is no end of what runs
+        there."""
+        try:
+            reading = await self.state.backend.slots()
+        except UpstreamFailed as failure:
+            await self.state.backend.health()
+            if not self._told_unread:
+                log.warning(
+                    "upstream %s serves, but does not show its slots: %s", self.state.backend.name, failure.message
+                )
+            self._told_unread = True
+            return None
+        self._told_unread = False
+        return reading
 
     async def _wait(self, event: asyncio.Event, seconds: float) -> None:
         try:
@@ -250,10 +283,17 @@ class Upkeep:
             return
 
     def _as_set(self, facts: UpstreamFacts) -> UpstreamFacts:
-        capabilities = facts.capabilities
+        """With what the user says of it. Slots that a server shows are as many as it says: a pin to one beyond them
+        would hit another (llama-server takes ids modulo)."""
+        capabilities, n_slots = facts.capabilities, self._slots or facts.n_slots
         if not self._snapshots:
             capabilities = replace(capabilities, snapshot=False)
-        n_slots = self._slots or facts.n_slots
+        if capabilities.observe and n_slots > facts.n_slots:
+            n_slots = facts.n_slots
+            if not self._told_few:
+                told = "upstream %s has %d slots, not %d (upstreams[].slots)"
+                log.warning(told, facts.name, facts.n_slots, self._slots)
+            self._told_few = True
         return self._judged(replace(facts, n_slots=n_slots, capabilities=capabilities, rank=self._rank))
 
     def _judged(self, facts: UpstreamFacts) -> UpstreamFacts:
@@ -264,3 +304,11 @@ class Upkeep:
         elif self.reuse_off and not off:
             log.info("upstream %s: reuse and forks are on again", facts.name)
         return replace(facts, reuse_off=off)
+
+
+def _same_server(before: UpstreamFacts | None, now: UpstreamFacts) -> bool:
+    """Whether it need not have been started anew to tell these facts."""
+    if before is None:
+        return False
+    told = [(one.kind, one.model, one.build, one.n_slots, one.n_ctx_slot) for one in (before, now)]
+    return told[0] == told[1]

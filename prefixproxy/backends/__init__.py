@@ -92,8 +92,9 @@ class Backend(Protocol):
         """What it is and can do. Raises UpstreamUnavailable while it is down, UpstreamLoading while it loads."""
         ...
 
-    async def health(self) -> None:
-        """Raises UpstreamUnavailable unless it is ready to serve. Never wakes a sleeping server."""
+    async def health(self) -> object:
+        """Raises UpstreamUnavailable unless it is ready to serve. Never wakes a sleeping server. Returns what it says
+        of itself: equal as long as a probe would find the same; None if it does not tell now."""
         ...
 
     async def open(

@@ -58,8 +58,8 @@ class AutoUpstream:
                 return facts
         raise UpstreamUnavailable(f"upstream {self.name} answers like no server known here", retry_after_s=5)
 
-    async def health(self) -> None:
-        await self._found.health()
+    async def health(self) -> object:
+        return await self._found.health()
 
     async def open(
         self, method: str, target: str, headers: RawHeaders, body: bytes | AsyncIterator[bytes]

@@ -12,6 +12,7 @@ server's 5 s of keep-alive end (server-http.cpp).
 from __future__ import annotations
 
 import logging
+import socket
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from http import HTTPStatus
 from io import BytesIO
@@ -30,6 +31,8 @@ from prefixproxy.types import Api
 CONNECT_TIMEOUT_S = 5.0
 KEEPALIVE_EXPIRY_S = 4.0
 CALL_TIMEOUT_S = 30.0
+_KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
+"""Seconds of silence, seconds between questions, and how many of these without an answer (tcp(7))."""
 MAX_CONNECTIONS = 1024
 MAX_CALL_BYTES = 64 << 20
 CHUNK_BYTES = 16 << 10
@@ -71,11 +74,22 @@ def new_session(*, reuse: bool) -> aiohttp.ClientSession:
     carries more than one request. Needs a running event loop."""
     kept: dict[str, Any] = {"keepalive_timeout": KEEPALIVE_EXPIRY_S} if reuse else {"force_close": True}
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=MAX_CONNECTIONS, **kept),
+        connector=aiohttp.TCPConnector(limit=MAX_CONNECTIONS, socket_factory=_watched_socket, **kept),
         cookie_jar=aiohttp.DummyCookieJar(),
         skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
         auto_decompress=False,
     )
+
+
+def _watched_socket(address: aiohttp.AddrInfoType) -> socket.socket:
+    """A socket that finds out by itself when the other host is gone: a long prefill is silence, and so is that."""
+    family, kind, protocol, _, _ = address
+    made = socket.socket(family, kind, protocol)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEPALIVE.items():
+        if option := getattr(socket, name, None):
+            made.setsockopt(socket.IPPROTO_TCP, option, value)
+    return made
 
 
 class HttpResponse:

@@ -25,6 +25,7 @@ from prefixproxy.usage import usage_from
 
 _REFUSED_NAME = "no/such.bin"
 _NOT_SUPPORTED = 501
+_SAYS_OF_ITSELF = ("total_slots", "model_alias", "model_path", "build_info", "endpoint_slots")
 _TRIAL_S = 10.0
 """How long finding out about the memory may keep requests waiting: about 60 tokens, on however slow a machine."""
 _COUNTING = {
@@ -124,8 +125,13 @@ class LlamaServer(HttpUpstream):
         tried[slot] = _sum(tried.get(slot), usage)
         return slot, usage.cached_tokens
 
-    async def health(self) -> None:
-        await self.call("GET", "/health")
+    async def health(self) -> object:
+        """/props is refused while it loads, like /health, and wakes it as little (server-context.cpp)."""
+        props = await self.call("GET", "/props")
+        if not isinstance(props, dict) or "total_slots" not in props:
+            raise UpstreamFailed(f"upstream {self.name} does not answer like llama-server any more")
+        n_ctx = (props.get("default_generation_settings") or {}).get("n_ctx")
+        return (n_ctx, *(props.get(name) for name in _SAYS_OF_ITSELF))
 
     async def slots(self) -> Mapping[int, SlotReading]:
         listed = await self.call("GET", "/slots")

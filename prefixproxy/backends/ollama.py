@@ -84,7 +84,7 @@ class Ollama(SlotlessUpstream):
         if not isinstance(version, str):
             raise OtherKind(f"upstream {self.name} does not answer like Ollama", retry_after_s=5)
         self._counts.version = version_of(version)
-        names = [str(row["name"]) for row in await self._listed("/api/tags") if "name" in row]
+        names = await self._names()
         await self._look()
         found = await asyncio.to_thread(self._find_slots) if urlsplit(self.url).hostname in _LOOPBACK else None
         self._slots_from = "OLLAMA_NUM_PARALLEL's default" if found is None else "the running llama-server"
@@ -97,8 +97,9 @@ class Ollama(SlotlessUpstream):
             capabilities=Capabilities(reports_cached=(self._counts.version or (0,)) >= REPORTS_CACHED_SINCE),
         )
 
-    async def health(self) -> None:
+    async def health(self) -> object:
         await self._look()
+        return self._counts.version, await self._names()
 
     def control(self, api: Api, body: Mapping[str, Any]) -> Sequence[Edit]:
         running = self._running_as(body)
@@ -154,6 +155,10 @@ class Ollama(SlotlessUpstream):
                     model.family,
                 )
         self._told &= set(self._running)
+
+    async def _names(self) -> tuple[str, ...]:
+        """Every model it has, in its own spelling."""
+        return tuple(str(row["name"]) for row in await self._listed("/api/tags") if "name" in row)
 
     async def _listed(self, path: str) -> list[dict[str, Any]]:
         answer = await self.call("GET", path)

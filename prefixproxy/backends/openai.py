@@ -37,13 +37,15 @@ class OpenAIServer(SlotlessUpstream):
             capabilities=Capabilities(shared_cache=any(model.get("owned_by") in _SHARES_BLOCKS for model in models)),
         )
 
-    async def health(self) -> None:
+    async def health(self) -> object:
         """Gone is what cannot be reached. Servers that answer one request at a time let this one wait, or break it off,
         while they work for a client."""
         try:
-            await self._models()
+            models = await self._models()
         except UpstreamFailed as failure:
             log.debug("upstream %s does not tell its models now: %s", self.name, failure.message)
+            return None
+        return tuple((model["id"], model.get("max_model_len")) for model in models)
 
     async def _models(self) -> list[dict[str, Any]]:
         """The models it lists. A server that wants a key which only its clients have is up, and lists none."""

@@ -42,7 +42,9 @@ def look(
             case SlotState.FOREIGN, True:
                 slots.foreign(slot, now, policy.foreign_quiet_s)
             case SlotState.IDLE, False:
+                counted = slot.counted
                 slots.check(slot, row.n_tokens)
+                server.rewarm |= counted and not slot.counted
     for slot in _unexplained(server, strangers, asked, now, running):
         slots.foreign(slot, now, policy.foreign_quiet_s)
     if slots.pins_confirmed(now):

@@ -106,10 +106,11 @@ class Scheduler:
 
     def upstream_lost(self, name: str, now: float) -> list[Effect]:
         """It is gone, with all that ran there (the caller ends those requests) and all its slots held. Who waits goes
-        elsewhere, or waits for it to come back."""
+        elsewhere, or waits for it to come back; told again, as it is about to, they go on waiting."""
         server = self._servers.get(name)
-        if server is not None and server.slots.up:
-            self._lose(server)
+        if server is not None:
+            if server.slots.up:
+                self._lose(server)
             server.lost_at = now
         return self._place(now)
 

@@ -125,6 +125,8 @@ class Slot:
     root: RootId | None = None
     until: float = inf
     ended: bool = False
+    counted: bool = False
+    """A look has shown how many tokens it holds. From then on every look does, until the server forgets its slots."""
 
     @property
     def idle(self) -> bool:
@@ -315,7 +317,11 @@ class Upstream:
             elif not known or abs((n_tokens or 0) - slot.held.tokens) > max(16, slot.held.tokens // 50):
                 self.forget(slot)
         if n_tokens is None:
+            if slot.counted:  # started anew, or slept
+                self.forget(slot, dirty=False)
+                slot.counted, self.evicted = False, False
             return
+        slot.counted = True
         if n_tokens == 0:
             self.forget(slot, dirty=False)
         elif n_tokens < 0.9 * slot.held.prompt_tokens:

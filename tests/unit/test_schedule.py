@@ -678,6 +678,28 @@ def test_tickets_wait_a_while_for_a_lost_upstream() -> None:
     assert [e.reason for e in s.tick(31.0) if isinstance(e, Reject)] == [RejectReason.UPSTREAM_UNAVAILABLE]
 
 
+def test_who_waits_for_a_lost_upstream_goes_on_waiting_while_it_loads() -> None:
+    s = ready(n_slots=1)
+    s.upstream_lost("u", 1.0)
+    s.submit([lane(0, SHORT)], 2.0)
+    for now in (20.0, 40.0, 60.0):
+        assert s.upstream_lost("u", now) == []
+    assert s.tick(89.0) == []
+    assert granted(up(s, facts("u", 1), 89.5)) == [("a", slot(0))]
+
+
+def test_a_model_that_only_a_lost_upstream_has_waits_for_it_and_for_no_other() -> None:
+    s = Scheduler()
+    up(s, replace(facts("u", 1), models=("small",)))
+    up(s, replace(facts("v", 1), models=("large",)))
+    s.upstream_lost("u", 1.0)
+    assert granted(s.submit([lane(0, SHORT, model="small"), lane(1, SHORT, model="large")], 2.0)) == [
+        ("b", slot(0, "v")),
+    ]
+    assert holds(s, 2.0) == {"a": HoldReason.NO_UPSTREAM}
+    assert [e.reason for e in s.tick(31.0) if isinstance(e, Reject)] == [RejectReason.UPSTREAM_UNAVAILABLE]
+
+
 def test_who_waits_moves_to_another_upstream_when_one_is_lost() -> None:
     s = ready(n_slots=1)
     s.submit([lane(0, SHORT), lane(1, SHORT)], 0.0)

@@ -179,3 +179,25 @@ def test_rates_are_learned_from_prompts_long_enough_to_tell() -> None:
     rates.learn_prefill(1000, 10.0)
     rates.learn_prefill(1000, 5.0)
     assert rates.prefill == pytest.approx(100 + 0.3 * 100)
+
+
+def test_a_count_that_is_gone_says_that_the_server_forgot_its_slots() -> None:
+    """llama-server shows a count for every slot that ever ran something; after a restart, or after sleep, none."""
+    made = upstream()
+    slot = made.slots[0]
+    made.hold(slot, held("tail"))
+    made.evicted = True
+    made.check(slot, 960)
+    assert (slot.held, slot.dirty) == (held("tail"), True)
+    made.check(slot, None)
+    assert (slot.held, slot.dirty, made.evicted) == (NOTHING, False, False)
+
+
+def test_a_slot_that_was_only_ever_restored_into_has_no_count_yet() -> None:
+    made = Upstream(facts(n_slots=1))
+    made.open(0.0, {})
+    [slot] = made.slots
+    made.drained(slot, None, 0.0)
+    made.hold(slot, held("tail"))
+    made.check(slot, None)
+    assert slot.held == held("tail")

@@ -12,7 +12,7 @@ from typing import cast
 import pytest
 
 from prefixproxy.backends import Backend, SlotReading
-from prefixproxy.errors import UpstreamLoading, UpstreamUnavailable
+from prefixproxy.errors import UpstreamFailed, UpstreamLoading, UpstreamUnavailable
 from prefixproxy.types import Capabilities, UpstreamFacts
 from prefixproxy.upkeep import Health, Listener, Upkeep, UpstreamState
 
@@ -33,6 +33,10 @@ class Scripted:
         self.slots_fail: Exception | None = None
         self.looks = 0
         self.probes = 0
+        self.asked = 0
+        self.says: object = "as before"
+        self.health_fails: Exception | None = None
+        self.facts = FACTS
 
     async def probe(self) -> UpstreamFacts:
         self.probes += 1
@@ -40,8 +44,11 @@ class Scripted:
             raise self.probe_fails
         return self.facts
 
-    async def health(self) -> None:
-        self.looks += 1
+    async def health(self) -> object:
+        self.asked += 1
+        if self.health_fails is not None:
+            raise self.health_fails
+        return self.says
 
     async def slots(self) -> Mapping[int, SlotReading]:
         self.looks += 1
@@ -92,10 +99,9 @@ async def test_a_live_upstream_asked_to_be_probed_is_looked_at_once_not_for_ever
     async with kept(backend, heard) as keeper:
         await until(lambda: keeper.state.health is Health.UP)
         keeper.state.probe_now.set()
-        await until(lambda: backend.looks == 1)
+        await until(lambda: backend.asked == 2)
         await turns(200)
-        assert backend.looks == 1
-        assert backend.probes == 1
+        assert (backend.asked, backend.looks, backend.probes) == (2, 0, 1)
 
 
 async def test_a_look_asked_for_is_one_look_however_many_asked() -> None:
@@ -235,3 +241,79 @@ async def test_only_a_server_that_can_be_asked_for_no_reuse_is_said_to_have_none
         keeper.reconsider()
         await until(lambda: keeper.state.health is Health.UP)
         assert (keeper.reuse_off, heard.events) == ("", ["up"])
+
+
+async def test_a_server_that_says_something_else_of_itself_is_probed_anew_and_not_lost() -> None:
+    """It was started anew between two looks, with another model or other slots."""
+    backend, heard = Scripted(), Heard()
+    async with kept(backend, heard) as keeper:
+        await until(lambda: keeper.state.health is Health.UP)
+        backend.facts, backend.says = replace(FACTS, n_slots=5, model="other"), "something else"
+        keeper.state.probe_now.set()
+        await until(lambda: heard.events.count("up") == 2)
+        assert keeper.state.facts == backend.facts
+        assert keeper.state.back_since is not None
+        backend.says = None
+        keeper.state.probe_now.set()
+        await until(lambda: not keeper.state.probe_now.is_set())
+        await turns(200)
+    assert heard.events == ["up", "up"]
+
+
+async def test_more_models_on_the_same_server_are_no_restart() -> None:
+    backend, heard = Scripted(), Heard()
+    async with kept(backend, heard) as keeper:
+        await until(lambda: keeper.state.health is Health.UP)
+        backend.facts, backend.says = replace(FACTS, models=("new",)), "something else"
+        keeper.state.probe_now.set()
+        await until(lambda: heard.events.count("up") == 2)
+        assert (keeper.state.facts, keeper.state.back_since) == (backend.facts, None)
+
+
+async def test_slots_that_are_not_shown_in_time_are_no_end_of_a_server_that_lives(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    backend, heard = Scripted(), Heard()
+    async with kept(backend, heard) as keeper:
+        await until(lambda: keeper.state.health is Health.UP)
+        backend.slots_fail = UpstreamFailed("broke off before it answered")
+        for looks in (1, 2):
+            keeper.read_soon()
+            await until(lambda looks=looks: backend.looks == looks)
+            await turns(20)
+        assert (keeper.state.health, heard.events) == (Health.UP, ["up"])
+        backend.health_fails = backend.probe_fails = UpstreamUnavailable("refused")
+        keeper.read_soon()
+        await until(lambda: "lost" in heard.events)
+    told = [record.getMessage() for record in caplog.records if "slots" in record.getMessage()]
+    assert told == ["upstream local serves, but does not show its slots: broke off before it answered"]
+
+
+@pytest.mark.parametrize(("asked", "used"), [(0, 2), (1, 1), (2, 2), (5, 2)])
+async def test_no_more_slots_are_used_than_a_server_shows(
+    asked: int, used: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An id beyond its last would hit another slot."""
+    backend = Scripted()
+    keeper = Upkeep(UpstreamState(cast(Backend, backend)), Heard().listener(), lambda: 0.0, slots=asked)
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(keeper.run())
+        await until(lambda: keeper.state.facts)
+        task.cancel()
+    assert keeper.state.facts is not None
+    assert keeper.state.facts.n_slots == used
+    assert ("upstream local has 2 slots, not 5 (upstreams[].slots)" in caplog.text) == (asked > 2)
+
+
+async def test_who_waits_is_told_that_it_is_coming_as_long_as_it_loads() -> None:
+    backend, heard = Scripted(), Heard()
+    coming: list[str] = []
+    backend.probe_fails = UpstreamLoading("loading")
+    listener = replace(heard.listener(), coming=coming.append)
+    keeper = Upkeep(UpstreamState(cast(Backend, backend)), listener, asyncio.get_running_loop().time)
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(keeper.run())
+        await probed(backend, keeper, 3)
+        task.cancel()
+    assert set(coming) == {"local"}
+    assert len(coming) >= 2
