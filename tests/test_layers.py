@@ -22,6 +22,7 @@ EDGES = {
     "answering",
     "app",
     "backends*",
+    "capacity.command",
     "cli",
     "demo*",
     "dispatch",

@@ -17,6 +17,7 @@ from prefixproxy.capacity.gguf import Header
 PAD_TOKENS = 256
 UBATCH_TOKENS = 512
 MIB = 1 << 20
+MAX_LAYERS = 4096
 
 TYPES = {
     "f32": (1, 4),
@@ -86,11 +87,19 @@ class Shape:
         return sum(layer.bytes_per_token(type_k, type_v) for layer in chosen)
 
     def kv_bytes(
-        self, n_slots: int, n_ctx_slot: int, type_k: str, type_v: str, *, swa_full: bool = False, unified: bool = False
+        self,
+        n_slots: int,
+        n_ctx_slot: int,
+        type_k: str,
+        type_v: str,
+        *,
+        swa_full: bool = False,
+        unified: bool = False,
+        n_ubatch: int = UBATCH_TOKENS,
     ) -> int:
         """The KV cache for slots of `n_ctx_slot` tokens (see `fitted_context`); unified: of all together."""
         streams = 1 if unified else n_slots
-        window = min(n_ctx_slot, _padded(self.n_swa * (n_slots if unified else 1) + UBATCH_TOKENS))
+        window = min(n_ctx_slot, _padded(self.n_swa * (n_slots if unified else 1) + n_ubatch))
         cells = n_ctx_slot if swa_full else window
         all_seen = self.bytes_per_token(type_k, type_v, window=False) * n_ctx_slot * streams
         return all_seen + self.bytes_per_token(type_k, type_v, window=True) * cells * streams
@@ -115,6 +124,9 @@ def shape_of(header: Header) -> Shape | str:
     known = arch in PLAIN or arch in WINDOWED or arch in LATENT or arch in RECURRENT or arch in HYBRID | INTERVAL
     if not known:
         return f"the architecture {arch!r} is not known here: its KV cache is not computed"
+    n_layers = header.own("block_count")
+    if isinstance(n_layers, int) and n_layers > MAX_LAYERS:
+        return f"{n_layers} layers cannot be"
     try:
         return _shape(header)
     except (KeyError, TypeError, ZeroDivisionError):

@@ -19,14 +19,14 @@ from prefixproxy.doctor.findings import error, note
 from prefixproxy.doctor.look import Asked, examined
 from prefixproxy.doctor.show import Examined, Report, as_json, report_lines
 from prefixproxy.engine import Engine, EngineSettings
-from prefixproxy.errors import ProxyError, UsageError
+from prefixproxy.errors import ProxyError
 from prefixproxy.facts.gather import Sight, look, look_at_engine, look_behind, proxy_status
-from prefixproxy.facts.log import MAX_LINES, read_log
+from prefixproxy.facts.log import read_log
+from prefixproxy.facts.startup import log_lines
 from prefixproxy.settings import Settings, Upstream
 from prefixproxy.types import Kind
 
 START_TIMEOUT_S = 300.0
-MAX_LOG_BYTES = 256 << 20
 _TELLING = {"verbosity": 4}
 """At this verbosity the embedded engine's log has what it allocated."""
 _SEEN_REQUESTS = 1000
@@ -48,7 +48,7 @@ class DoctorOptions:
 
 def run(options: DoctorOptions) -> int:
     """Look, print the report and return the exit code. Raises UsageError for what is wrong with the options."""
-    log = _log_lines(options.log)
+    log = log_lines(options.log) if options.log is not None else ()
     with _doing():
         report = asyncio.run(_examine(options, log))
     if options.json:
@@ -209,21 +209,6 @@ def _unreachable(name: str, url: str, failure: ProxyError) -> Examined:
 
 def _down(url: str, why: str) -> Any:
     return error("unreachable", why, "Nothing can be said about a server that does not answer.", f"start it at {url}")
-
-
-def _log_lines(path: Path | None) -> Sequence[str]:
-    """The lines of the startup log. Raises UsageError for a file that cannot be read, or that holds none."""
-    if path is None:
-        return ()
-    try:
-        with path.open("rb") as file:
-            text = file.read(MAX_LOG_BYTES)
-    except OSError as failure:
-        raise UsageError(f"--log: cannot read {path}: {failure.strerror}") from None
-    lines = text.decode("utf-8", "replace").splitlines()[:MAX_LINES]
-    if not read_log(lines).told:
-        raise UsageError(f"--log: {path} has no line of a llama-server's start")
-    return lines
 
 
 @contextmanager

@@ -72,6 +72,7 @@ class LogFacts:
     kv_unified: bool | None = None
     n_ctx: int | None = None
     n_batch: int | None = None
+    n_ubatch: int | None = None
     flash_attention: str | None = None
     kv: list[KvAllocation] = field(default_factory=list)
     kv_buffers_mib: dict[str, float] = field(default_factory=dict)
@@ -131,8 +132,8 @@ def _take_context(facts: LogFacts, found: re.Match[str]) -> None:
             facts.n_ctx = int(value)
             # `-fit` tries several contexts: what the last one allocated is what runs
             facts.kv, facts.kv_buffers_mib, facts.compute_mib, facts.recurrent_mib = [], {}, {}, None
-        case "n_batch":
-            facts.n_batch = int(value)
+        case "n_batch" | "n_ubatch":
+            setattr(facts, name, int(value))
         case "kv_unified":
             facts.kv_unified = value == "true"
         case "flash_attn":

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prefixproxy.doctor.admission import Answered, admission_findings, loops
@@ -229,6 +229,7 @@ def test_a_loop_is_an_end_that_repeats(pieces: list[int], expected: bool) -> Non
     assert loops(pieces) is expected
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 50), max_size=60), st.lists(st.integers(0, 50), min_size=1, max_size=40))
 def test_whatever_repeats_often_enough_is_a_loop(start: list[int], period: list[int]) -> None:
     assert loops(start + period * (4 + 64 // len(period)))
