@@ -46,8 +46,8 @@ class AdmissionControl:
         """The settings' types, bounds and descriptions, as JSON Schema."""
         return type(self._admission).model_json_schema()
 
-    def change(self, changes: Mapping[str, Any]) -> None:
-        """Raises UsageError, and changes nothing, if any of them is wrong."""
+    def change(self, changes: Mapping[str, Any], by: str = "") -> None:
+        """`by`: who asked for it, for the log. Raises UsageError, and changes nothing, if any of them is wrong."""
         changed = amended(self._admission, changes)
         slots = self._most_slots()
         if "side_slots" in changes and 0 < slots <= changed.side_slots:
@@ -55,6 +55,8 @@ class AdmissionControl:
                 f"admission.side_slots: must leave a slot for other requests: at most {slots - 1} of the {slots} "
                 f"there are (got {changed.side_slots})"
             )
-        log.info("admission settings changed: %s", ", ".join(f"{key}={value}" for key, value in changes.items()))
+        before, after = self.shown(), changed.model_dump()
+        told = ", ".join(f"{key} {before[key]} -> {after[key]}" for key in after if before[key] != after[key])
+        log.info("admission settings changed by %s: %s", by or "nobody known", told or "nothing is different")
         self._admission = changed
         self._set_policy(policy_of(changed))

@@ -13,7 +13,7 @@ import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, repeat
 from typing import assert_never
 
@@ -159,8 +159,13 @@ class Dispatcher:
         return self._scheduler.snapshot(self._clock())
 
     def set_policy(self, policy: Policy) -> None:
-        """Effective at once, for those that wait too."""
+        """Effective at once, for those that wait too, with the deadlines they have now."""
         self._apply(self._scheduler.set_policy(policy, self._clock()))
+        for entry in list(self._entries.values()):
+            deadline = entry.waiting.deadline()
+            if deadline != entry.ticket.deadline and not entry.granted.done():
+                entry.ticket = replace(entry.ticket, deadline=deadline)
+                self._apply(self._scheduler.rekey(entry.ticket, self._clock()))
 
     def lost(self, backend: Backend, failure: ProxyError) -> None:
         """A request found this upstream gone."""
@@ -283,7 +288,7 @@ class Dispatcher:
 
     async def _warm(self, effect: Warm, lanes: Sequence[Rendering]) -> None:
         result = await self._work.warm(self.keepers[effect.slot.upstream].state.backend, effect, lanes)
-        self._apply(self._scheduler.warmed(effect.root, result, self._clock()))
+        self._apply(self._scheduler.warmed(effect.root, result, self._clock(), effect.slot))
 
     async def _save(self, effect: Save) -> None:
         done = await self._work.save(self.keepers[effect.slot.upstream].state.backend, effect)

@@ -21,6 +21,10 @@ class Waiting(Protocol):
         """Its ticket as its prompt stands now; the id never changes."""
         ...
 
+    def deadline(self) -> float:
+        """Until when it may wait, as the settings are now."""
+        ...
+
     def rendering(self) -> Rendering:
         """Its body as it would be sent now, for finding a root."""
         ...

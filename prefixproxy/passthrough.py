@@ -157,6 +157,7 @@ class _SlotTaker:
     """What the dispatcher sees of such a request: a prompt of its own, on any idle slot."""
 
     def __init__(self, parts: Parts, body: bytes, model: str, path: str) -> None:
+        self._parts = parts
         now = parts.clock()
         chain = chain_of([body], salt=b"slot-taker")
         self._ticket = Ticket(
@@ -177,6 +178,9 @@ class _SlotTaker:
 
     def ticket(self) -> Ticket:
         return self._ticket
+
+    def deadline(self) -> float:
+        return self._ticket.arrived + self._parts.queue_timeout_s()
 
     def rendering(self) -> Rendering:
         raise RuntimeError("a request that is not warmable is never rendered")

@@ -146,7 +146,6 @@ class _Run:
         self._reply = reply
         self._headers = parts.gate.outgoing(without(end_to_end(scope["headers"]), _NOT_FORWARDED))
         self._body = Body(b"{}", {})
-        self._deadline = 0.0
         self._checked: Ticket | None = None
         self._loading: Peeked | None = None
         """What the upstream said while it was loading its model."""
@@ -170,7 +169,12 @@ class _Run:
         exchange.arm = self._parts.reuse.arm(exchange.api, self._body.data, exchange.hints.lane, exchange.plan.family)
         exchange.reuse = self._parts.reuse.reuses(exchange.api, exchange.arm)
         n_tokens = self._dispatcher.estimate_tokens(exchange.plan.chain)
-        return ticket_of(exchange, n_tokens, self._deadline, pinnable=exchange.api in PINNABLE)
+        return ticket_of(exchange, n_tokens, self.deadline(), pinnable=exchange.api in PINNABLE)
+
+    def deadline(self) -> float:
+        exchange = self._exchange
+        wait_s = exchange.hints.longest_wait_s(self._parts.queue_timeout_s(), streaming=exchange.streaming)
+        return exchange.times.arrived + wait_s
 
     def rendering(self) -> Rendering:
         return rendering_of(self._exchange)
@@ -181,8 +185,6 @@ class _Run:
         try:
             self._body = Body.parse(raw)
             exchange.streaming = client_streams(exchange.api, self._body.data)
-            wait_s = exchange.hints.longest_wait_s(self._parts.queue_timeout_s(), streaming=exchange.streaming)
-            self._deadline = exchange.times.arrived + wait_s
             off = exchange.hints.stabilise_off
             for _ in self._planner.read_ahead(exchange.api, self._body, off=off):
                 await asyncio.sleep(0)
@@ -210,7 +212,7 @@ class _Run:
         ticket = self._planned_anew()
         was_up = self._dispatcher.fleet.is_served(ticket.model, ticket.path)
         planned = self._clock()
-        await self._dispatcher.fleet.until_served(ticket.model, ticket.path, self._deadline)
+        await self._dispatcher.fleet.until_served(ticket.model, ticket.path, ticket.deadline)
         up = self._clock()
         times.queue_s += up - planned
         if await self._parts.guard.check(self._exchange) and was_up:

@@ -222,10 +222,15 @@ class Status:
         if request.method == "PATCH":
             raw = await read_body(request.scope, request.receive, self._parts.max_body_bytes)
             try:
-                self._admission.change(Body.parse(raw).data)
+                self._admission.change(Body.parse(raw).data, by=self._who(request))
             except UsageError as failure:
                 raise BadRequest(str(failure), code="invalid_setting") from failure
         return _json(self._admission.shown())
+
+    def _who(self, request: Request) -> str:
+        """The client's address, and its tenant where there are any."""
+        tenant = self._parts.gate.tenant(request.scope)
+        return (request.client.host if request.client else "a socket") + (f" ({tenant})" if tenant else "")
 
     async def admission_schema(self, request: Request) -> Response:
         """What each admission setting means and which values it takes, as JSON Schema."""

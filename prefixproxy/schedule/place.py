@@ -229,8 +229,8 @@ class Placement(Prices):
         )
         chain = ticket.chain.head(blocks)
         known = server.roots.find(chain)
-        if not blocks or (known is not None and self.now < known.retry_at):
-            return None
+        if not blocks or (known is not None and (known.running or self.now < known.retry_at)):
+            return None  # a second warm-up of it could not be told from the first
         if not waiting.gathered:
             return Gather(server, chain)
         if best.root is not None:

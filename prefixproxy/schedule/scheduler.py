@@ -183,9 +183,9 @@ class Scheduler:
 
     # warm-ups and copies
 
-    def warmed(self, root: RootId, result: WarmResult, now: float) -> list[Effect]:
-        """Answer to Warm."""
-        return self._answer(root, Work.WARM, None, result.ok, now, result=result)
+    def warmed(self, root: RootId, result: WarmResult, now: float, slot: SlotId | None = None) -> list[Effect]:
+        """Answer to Warm; without its slot, to the one there is of this root."""
+        return self._answer(root, Work.WARM, slot, result.ok, now, result=result)
 
     def saved(self, root: RootId, ok: bool, n_bytes: int, seconds: float, now: float) -> list[Effect]:
         """Answer to Save."""

@@ -258,6 +258,7 @@ class Machine(RuleBasedStateMachine):
     def tune(self, draw: Draw) -> None:
         self.w.policy = Policy(
             fork=draw(st.booleans()),
+            root_threshold_s=draw(st.sampled_from([0.5, 0.5, 0.0])),
             max_concurrency=draw(st.sampled_from([0, 0, 1, 2])),
             side_slots=draw(st.sampled_from([0, 0, 1])),
             queue_limit=draw(st.sampled_from([256, 256, 4])),

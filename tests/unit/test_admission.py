@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from typing import Any
 
@@ -22,6 +23,17 @@ def test_a_change_is_told_and_shown() -> None:
     admission, told = control(slots=4)
     admission.change({"side_slots": 3, "queue_timeout": 5})
     assert (told[0].side_slots, admission.queue_timeout_s(), admission.shown()["side_slots"]) == (3, 5.0, 3)
+
+
+def test_the_log_says_what_was_changed_into_what_and_by_whom(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    admission, _ = control(slots=4)
+    admission.change({"queue_limit": 7, "fork": True, "queue_timeout": 5}, by="10.0.0.7 (team-a)")
+    admission.change({}, by="::1")
+    assert [record.message for record in caplog.records] == [
+        "admission settings changed by 10.0.0.7 (team-a): queue_limit 256 -> 7, queue_timeout 600.0 -> 5.0",
+        "admission settings changed by ::1: nothing is different",
+    ]
 
 
 @pytest.mark.parametrize(

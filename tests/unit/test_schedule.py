@@ -99,6 +99,30 @@ def warm_up(s: Scheduler, tickets: Sequence[Ticket], now: float = 0.0) -> RootId
 # cold roots
 
 
+def test_a_root_that_is_being_warmed_is_not_warmed_in_another_slot_as_well() -> None:
+    """Where a copy takes longer than evaluating it nobody waits for it. But the answer to one warm-up would free the
+    slot in which the other still runs."""
+    s = ready(n_slots=3, policy=Policy(root_threshold_s=0.0))
+    s.submit([lane(9, SHORT, warmable=False)], 0.0)
+    s.finished(TicketId("j"), Finish(True, 0, 100_000, 1, 1.0), 1.0)
+    s.submit([lane(0)], 2.0)
+    assert [type(effect) for effect in s.tick(2.02)] == [Warm]
+    effects = [*s.submit([lane(1)], 2.03), *s.tick(2.06), *s.submit([lane(2)], 2.07), *s.tick(2.1)]
+    assert only(effects, Warm) == []
+    assert {name for name, _ in granted(effects)} <= {"b", "c"}
+    assert granted(effects)
+
+
+def test_the_answer_to_a_warm_up_is_for_its_own_slot() -> None:
+    s = ready(n_slots=2)
+    s.submit([lane(0)], 0.0)
+    [warm] = s.tick(0.02)
+    assert isinstance(warm, Warm)
+    other = slot(1 - warm.slot.slot)
+    assert s.warmed(warm.root, WarmResult(True, 2500, 12.5), 1.0, other) == []
+    assert only(s.warmed(warm.root, WarmResult(True, 2500, 12.5), 12.5, warm.slot), Save)
+
+
 def test_lanes_on_a_cold_root_wait_for_one_warm_up_and_get_copies_of_it() -> None:
     s = ready(n_slots=3)
     assert s.submit([lane(0), lane(1), lane(2)], 0.0) == []
