@@ -35,6 +35,12 @@ class Verdicts:
 
     rows: Mapping[str, Any]
 
+    def passed(self, facts: UpstreamFacts) -> bool | None:
+        """What `verify` found on a server like this one; None if it was never run there."""
+        row = self.rows.get(row_name(facts))
+        outcome = row.get("outcome") if isinstance(row, dict) else None
+        return {PASSED: True, FAILED: False}.get(str(outcome))
+
     def against_reuse(self, facts: UpstreamFacts, architecture: str = "") -> str:
         """Why nothing may be reused there; "" if it may."""
         row = self.rows.get(row_name(facts))

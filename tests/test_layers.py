@@ -124,7 +124,7 @@ IMPORTED_BY = {
     "app": {"cli", "demo*", "served", "serving"},
     "relay": {"app", "passthrough", "status"},
     "settings": {"admission", "app", "cli", "demo*", "doctor.command", "served", "serving", "verify.command"},
-    "state": {"app", "keeping", "serving", "verify.command"},
+    "state": {"app", "doctor.command", "keeping", "serving", "verify.command"},
 }
 """For these modules, everybody who may import them."""
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import orjson
 
+from prefixproxy import __version__
 from prefixproxy.app import EMBEDDED, Proxy
 from prefixproxy.backends.llamacpp import LlamaServer
 from prefixproxy.body import Body
@@ -35,6 +36,7 @@ from prefixproxy.engine import (
     default_model,
 )
 from prefixproxy.errors import ProxyError, UsageError
+from prefixproxy.facts.gather import engine_flags, gather_engine, look
 from prefixproxy.serving import DEFAULT_CTX_TOKENS, bind, server_of, wired
 from prefixproxy.settings import load_settings, packaged_config
 from prefixproxy.types import Api
@@ -104,6 +106,7 @@ class _Demo:
             facts = await engine.wait_ready(START_TIMEOUT_S)
             if facts is not None:
                 self._report.n_slots, self._report.n_ctx_slot = facts.n_slots, facts.n_ctx_slot
+            self._report.straight = await gather_engine(engine, _stock(self._engine))
             bodies = self._bodies(self._briefing())
             await self._wave("straight", "straight to llama-server, cold", engine.url, engine.url, bodies)
             self._board.doing("stopping it")
@@ -112,6 +115,7 @@ class _Demo:
         self._board.doing("starting another llama-server behind prefixproxy")
         async with proxied(self._engine) as (proxy, url):
             server = await _ready(proxy)
+            self._report.proxied = (await look(server.url, **_known(proxy, self._engine))).facts
             text = self._briefing()
             bodies = self._bodies(text)
             self._report.root_tokens = await _root_tokens(proxy, server, bodies)
@@ -179,6 +183,18 @@ async def _root_tokens(proxy: Proxy, server: LlamaServer, bodies: Sequence[Mappi
     planner, now = proxy.parts.planner, proxy.parts.clock()
     plans = [planner.explain(Api.CHAT, Body.parse(orjson.dumps(body)), now) for body in bodies]
     return len(await root_tokens(server, [Rendering(PATH, plan.rendered()) for plan in plans]))
+
+
+def _known(proxy: Proxy, engine: EngineSettings) -> dict[str, Any]:
+    """What this process knows better of its engine than that tells."""
+    facts = proxy.parts.dispatcher.keepers[EMBEDDED].state.facts
+    return {
+        "name": EMBEDDED,
+        "kind": "llama-server",
+        "flags": engine_flags(engine, "DIR"),
+        "build": facts.build if facts else "",
+        "through": __version__,
+    }
 
 
 def _stock(engine: EngineSettings) -> EngineSettings:

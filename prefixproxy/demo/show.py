@@ -13,6 +13,8 @@ from rich.live import Live
 from rich.text import Text
 
 from prefixproxy.demo.wave import LaneRun, Wave
+from prefixproxy.facts.flags import shown_flags
+from prefixproxy.facts.report import UNKNOWN, RunFacts, aligned, comparable, fact_lines, facts_json
 
 REFRESHES_PER_S = 4
 _HEAD = f"  {'lane':>4}  {'slot':>4}  {'cache_n':>7}  {'prompt_n':>8}  {'TTFT':>8}  {'wall':>8}"
@@ -34,6 +36,9 @@ class Report:
     root_tokens: int | None = None
     total_s: float | None = None
     failure: str = ""
+    straight: RunFacts | None = None
+    proxied: RunFacts | None = None
+    """The servers that were asked, straight and behind the proxy."""
 
     @property
     def failed(self) -> bool:
@@ -51,7 +56,7 @@ def report_lines(report: Report) -> list[str]:
     """The report as text."""
     n_lanes = len(report.waves[0].lanes) if report.waves else 0
     lanes = "1 lane" if n_lanes == 1 else f"{n_lanes} lanes at once"
-    lines = [f"{report.model}, {report.n_slots} slots of {report.n_ctx_slot} tokens, {lanes}."]
+    lines = [*_head(report), f"{report.model}, {report.n_slots} slots of {report.n_ctx_slot} tokens, {lanes}."]
     if report.root_tokens is not None:
         lines.append(
             f"The lanes share a root of {report.root_tokens} tokens, behind a first line with a clock and a lane id."
@@ -65,6 +70,20 @@ def report_lines(report: Report) -> list[str]:
     return lines
 
 
+def _head(report: Report) -> list[str]:
+    """The facts of the straight server, what is other about the one behind the proxy, and whether the two may be
+    compared."""
+    straight, proxied = report.straight, report.proxied
+    if straight is None:
+        return []
+    lines = fact_lines(straight)
+    if proxied is not None:
+        lines += aligned([("behind proxy", shown_flags(proxied.flags or ()) or UNKNOWN)])
+        if not (found := comparable(straight, proxied)).ok:
+            lines.append(f"The two cannot be compared: {found.reason}.")
+    return [*lines, ""]
+
+
 def table_lines(wave: Wave, now: float) -> list[str]:
     """One line for each lane, as it stands at `now` (monotonic seconds)."""
     return [_HEAD, *(_lane_line(lane, wave, now) for lane in wave.lanes)]
@@ -75,6 +94,10 @@ def as_json(report: Report) -> dict[str, Any]:
     return {
         "ok": not report.failed,
         "failure": report.failure or None,
+        "facts": {
+            "straight": None if report.straight is None else facts_json(report.straight),
+            "proxied": None if report.proxied is None else facts_json(report.proxied),
+        },
         "model": report.model,
         "n_slots": report.n_slots,
         "n_ctx_slot": report.n_ctx_slot,

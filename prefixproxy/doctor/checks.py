@@ -16,8 +16,6 @@ USABLE_TOKENS = 2048
 """No agent's prompt and answer fit into less."""
 COMFORTABLE_TOKENS = 4096
 _UNQUANTISED = frozenset({"f16", "bf16", "f32"})
-RECORDED_CORRUPTION = {"kimi-linear": "KDA", "kimi_linear": "KDA", "kimi-k3": "KDA"}
-"""Architectures on which reuse was seen to change answers (llama.cpp #26185), by what it came from."""
 _MIB = 1 << 20
 
 Check = Callable[[Evidence], Iterator[Finding]]
@@ -199,24 +197,28 @@ def _precision(seen: Evidence) -> Iterator[Finding]:
     types = seen.facts.kv_types
     if types is None or set(types) <= _UNQUANTISED or seen.verified:
         return
-    failed = " and `prefixproxy verify` found other answers with reuse" if seen.verified is False else ""
-    make = error if seen.verified is False else warning
-    yield make(
+    yield warning(
         "kv-quantised",
-        f"the KV cache is K {types[0]}, V {types[1]}{failed}",
+        f"the KV cache is K {types[0]}, V {types[1]}",
         "On some models a quantised cache garbles answers, on most it does not: it is to be shown for this one.",
         f"prefixproxy verify {seen.facts.url}, or -ctk f16 -ctv f16",
     )
 
 
 def _corruption(seen: Evidence) -> Iterator[Finding]:
-    cause = RECORDED_CORRUPTION.get(seen.arch)
-    if cause is not None and not seen.verified:
+    if seen.verified is False:
+        yield error(
+            "verify-failed",
+            "`prefixproxy verify` failed on this model, build and context",
+            "Reuse changes answers there. A proxy with this state file reuses nothing on it.",
+            f"another build, or KV types f16; then prefixproxy verify {seen.facts.url}",
+        )
+    elif seen.recorded_corruption and not seen.verified:
         yield error(
             "recorded-corruption",
-            f"the model is of the architecture {seen.arch} ({cause})",
+            f"the model is {seen.facts.model or seen.arch}{f' ({seen.arch})' if seen.arch else ''}",
             "Reuse of a prefix was seen to change answers on this architecture (llama.cpp #26185).",
-            f'prefixproxy verify {seen.facts.url}; until it has passed on this build: [reuse] mode = "off"',
+            f"prefixproxy verify {seen.facts.url}; until it has passed on this build, nothing is reused",
         )
 
 

@@ -19,12 +19,14 @@ from prefixproxy.doctor.findings import error, note
 from prefixproxy.doctor.look import Asked, examined
 from prefixproxy.doctor.show import Examined, Report, as_json, report_lines
 from prefixproxy.engine import Engine, EngineSettings
-from prefixproxy.errors import ProxyError
+from prefixproxy.errors import ProxyError, UsageError
 from prefixproxy.facts.gather import Sight, look, look_at_engine, look_behind, proxy_status
 from prefixproxy.facts.log import read_log
 from prefixproxy.facts.startup import log_lines
 from prefixproxy.settings import Settings, Upstream
+from prefixproxy.state import MEMORY, StateFile
 from prefixproxy.types import Kind
+from prefixproxy.verdicts import ROWS, Verdicts
 
 START_TIMEOUT_S = 300.0
 _TELLING = {"verbosity": 4}
@@ -61,6 +63,7 @@ def run(options: DoctorOptions) -> int:
 async def _examine(options: DoctorOptions, log: Sequence[str]) -> Report:
     asked = Asked(
         demand=Demand(min_n_ctx_slot=options.settings.context.min_n_ctx_slot),
+        verdicts=_verdicts(options.settings.state.path),
         may_overwrite=options.may_overwrite,
         admission=options.admission,
     )
@@ -209,6 +212,17 @@ def _unreachable(name: str, url: str, failure: ProxyError) -> Examined:
 
 def _down(url: str, why: str) -> Any:
     return error("unreachable", why, "Nothing can be said about a server that does not answer.", f"start it at {url}")
+
+
+def _verdicts(path: str) -> Verdicts:
+    """What `verify` has found, if there is a state file; none is made."""
+    if path == MEMORY or not Path(path).exists():
+        return Verdicts({})
+    try:
+        with StateFile(path) as state:
+            return Verdicts(state.rows(ROWS))
+    except UsageError:
+        return Verdicts({})
 
 
 @contextmanager

@@ -39,8 +39,9 @@ class Demand:
 @dataclass(frozen=True, slots=True)
 class Evidence:
     """One upstream. `behind`: what a prefixproxy in front of it says about it (its entry in the status). `today`: the
-    day as a template may spell it. `verified`: what `verify` found for this very model, build and flags, None if it was
-    never run. `save_dir_open`: others on the machine can read the saved slots."""
+    day as a template may spell it. `verified`: what `verify` found for this very model, build and flags, None if it
+    was never run. `recorded_corruption`: reuse was seen to change answers on its architecture. `save_dir_open`:
+    others on the machine can read the saved slots."""
 
     facts: RunFacts
     capabilities: Capabilities
@@ -56,6 +57,7 @@ class Evidence:
     today: Sequence[str] = ()
     trial: Trial = field(default_factory=Trial)
     verified: bool | None = None
+    recorded_corruption: bool = False
     save_dir_open: bool = False
 
     @property

@@ -29,6 +29,7 @@ from prefixproxy.errors import UsageError
 from prefixproxy.facts.gather import Sight
 from prefixproxy.facts.process import LOOPBACK
 from prefixproxy.facts.report import RunFacts
+from prefixproxy.verdicts import Verdicts, needs_verdict
 
 _DAYS = ("%d %b %Y", "%d %B %Y", "%B %d, %Y", "%b %d, %Y", "%Y-%m-%d", "%d/%m/%Y")
 """How templates spell the day."""
@@ -37,11 +38,13 @@ _ADMISSION_WHY = "Whether a prompt that fills a slot is answered is not known."
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the caller wants to know. `may_overwrite`: slots that were used may be; `admission`: run that test too."""
+    """What the caller wants to know. `verdicts`: what `verify` has found. `may_overwrite`: slots that were used may be;
+    `admission`: run that test too."""
 
     api_key: str = ""
     demand: Demand = field(default_factory=Demand)
     behind: Mapping[str, Any] = field(default_factory=dict)
+    verdicts: Verdicts = field(default_factory=lambda: Verdicts({}))
     may_overwrite: bool = False
     admission: bool = False
 
@@ -91,6 +94,8 @@ async def _llama_server(http: HttpUpstream, sight: Sight, asked: Asked) -> list[
         rendered=rendered,
         today=_today(),
         trial=trial,
+        verified=asked.verdicts.passed(sight.upstream),
+        recorded_corruption=needs_verdict(sight.upstream, model.arch if model else ""),
         save_dir_open=_is_open(sight),
     )
     findings = llama_server_findings(seen)
@@ -120,6 +125,7 @@ async def _ollama(http: HttpUpstream, sight: Sight, asked: Asked) -> list[Findin
         demand=asked.demand,
         reported=sight.reported,
         behind=asked.behind,
+        verified=asked.verdicts.passed(sight.upstream),
     )
     findings = ollama_findings(seen, version_of(sight.upstream.build), _unloads_in(rows))
     if asked.admission:

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import PurePath
 from typing import Any
 
 from prefixproxy.backends import Backend
@@ -81,13 +82,14 @@ async def look(
     async with connected(url, api_key, name=name, kind=kind) as backend:
         upstream = await backend.probe()
         reported = dict(backend.report())
+    upstream = replace(upstream, build=build) if build else upstream
     props = await _props(url, api_key) if upstream.kind == "llama-server" else {}
     source = _EMBEDDED
     if flags is None:
         flags, source = await asyncio.to_thread(_flags_here, url, upstream.kind), _PROCESS
     lines = list(log)
     told = read_log(lines) if lines else None
-    facts = _facts(url, upstream, reported, build, through)
+    facts = _facts(url, upstream, reported, through)
     facts = facts if flags is None else _with_flags(facts, flags, source)
     facts = facts if told is None else _with_log(facts, told)
     return Sight(facts, upstream, url, props, reported, flags, told)
@@ -105,10 +107,11 @@ async def look_behind(
     """An upstream as the status of a prefixproxy names it: looked at itself, or, where only the proxy reaches it or has
     its key, through the proxy. `api_key` is for the proxy."""
     lines, kind, name = list(log), upstream.get("kind") or "auto", str(upstream["name"])
+    build = str(upstream.get("build") or "")
     try:
-        return await look(upstream["url"], upstream_key, name=name, kind=kind, log=lines, through=version)
+        return await look(upstream["url"], upstream_key, name=name, kind=kind, log=lines, through=version, build=build)
     except ProxyError:
-        return await look(proxy_url, api_key, name=name, kind=kind, log=lines, through=version)
+        return await look(proxy_url, api_key, name=name, kind=kind, log=lines, through=version, build=build)
 
 
 async def look_at_engine(engine: Engine, settings: EngineSettings) -> Sight:
@@ -191,7 +194,7 @@ async def _props(url: str, api_key: str) -> Mapping[str, Any]:
     return answer if isinstance(answer, dict) else {}
 
 
-def _facts(url: str, upstream: UpstreamFacts, reported: Mapping[str, Any], build: str, through: str) -> RunFacts:
+def _facts(url: str, upstream: UpstreamFacts, reported: Mapping[str, Any], through: str) -> RunFacts:
     running = [one for one in reported.get("running", ()) if isinstance(one, dict)]
     names = ", ".join(str(one["name"]) for one in running)
     contexts = {one["n_ctx"] for one in running}
@@ -199,14 +202,19 @@ def _facts(url: str, upstream: UpstreamFacts, reported: Mapping[str, Any], build
     return RunFacts(
         url=url,
         kind=upstream.kind,
-        build=build or upstream.build or None,
-        model=upstream.model or names or None,
+        build=upstream.build or None,
+        model=_short(upstream.model) or names or None,
         n_slots=upstream.n_slots if upstream.kind != "openai" else None,
         n_ctx_slot=upstream.n_ctx_slot or (contexts.pop() if len(contexts) == 1 else None),
         tokens=_REPORTED if upstream.capabilities.reports_cached else _tokens_of(upstream),
         through=through,
         told_by=told_by,
     )
+
+
+def _short(model: str) -> str:
+    """A server without an alias calls its model by the path of the file."""
+    return PurePath(model).name if model.endswith(".gguf") else model
 
 
 def _tokens_of(upstream: UpstreamFacts) -> str:

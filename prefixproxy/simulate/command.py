@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from prefixproxy.errors import UsageError
+from prefixproxy.facts.report import UNKNOWN
 from prefixproxy.simulate.play import (
     ASSUMED_DECODE_RATE,
     ASSUMED_PREFILL_RATE,
@@ -68,6 +69,8 @@ class _Load:
     prefill_rate: float | None = None
     decode_rate: float | None = None
     notes: tuple[str, ...] = ()
+    model: str = "made up"
+    tokens: str = "made up"
 
 
 def run(options: SimulateOptions) -> int:
@@ -84,7 +87,7 @@ def run(options: SimulateOptions) -> int:
                 done = len(outcomes) * load.n
                 tell = _teller(advance, done)
                 outcomes.append(play(load.arrivals(), replace(fleet, slots=n, policy=policy), tell))
-    report = Report(load.name, tuple(outcomes), load.notes)
+    report = Report(load.name, tuple(outcomes), load.notes, load.model, load.tokens)
     if options.plot is not None:
         _write(options.plot, as_svg(report))
     if options.json:
@@ -153,6 +156,8 @@ def _recorded(name: str, options: SimulateOptions) -> _Load:
         trace.prefill_rate,
         trace.decode_rate,
         tuple(notes),
+        f"{', '.join(trace.models) or UNKNOWN} (as recorded)",
+        ", ".join(f"{n:,} counts {source}" for source, n in trace.counted.items()),
     )
 
 

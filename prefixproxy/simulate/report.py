@@ -8,6 +8,8 @@ from html import escape
 from math import ceil, log10
 from typing import Any
 
+from prefixproxy import __version__
+from prefixproxy.facts.report import UNKNOWN, aligned
 from prefixproxy.simulate.play import Outcome
 
 _HEAD = ("slots", "policy", "answered", "rejected", "wait p50", "p99", "TTFT p50", "p99", "evaluated", "least", "ratio")
@@ -22,11 +24,14 @@ _COLOURS = {"cost": "#0b6e99", "fifo": "#b35900"}
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """`load`: what was replayed, in words. `notes`: what the reader should know of it."""
+    """`load`: what was replayed, in words. `notes`: what the reader should know of it. `model` and `tokens`: of what
+    was recorded, and who counted there."""
 
     load: str
     outcomes: tuple[Outcome, ...]
     notes: tuple[str, ...] = ()
+    model: str = UNKNOWN
+    tokens: str = UNKNOWN
 
 
 def quantile(values: Sequence[float], share: float) -> float | None:
@@ -40,6 +45,8 @@ def report_lines(report: Report) -> list[str]:
     """The report as text, one row for each fleet and policy."""
     fleet = report.outcomes[0].fleet
     lines = [
+        *aligned(_facts(report)),
+        "",
         report.load,
         f"{_servers(fleet.servers)} with a prefill of {fleet.prefill_rate:,.0f} tokens/s, "
         f"answers at {fleet.decode_rate:,.0f} tokens/s in each slot.",
@@ -69,10 +76,28 @@ def report_lines(report: Report) -> list[str]:
 def as_json(report: Report) -> dict[str, Any]:
     """The same as one JSON object; seconds, tokens, null for what nobody was there to show."""
     return {
+        "facts": dict(_facts(report)),
         "load": report.load,
         "notes": list(report.notes),
         "outcomes": [{**asdict(outcome.fleet), **_figures(outcome)} for outcome in report.outcomes],
     }
+
+
+def _facts(report: Report) -> list[tuple[str, str]]:
+    """What every report begins with, as far as it applies to a server that is not there."""
+    fleet = report.outcomes[0].fleet
+    slots = ", ".join(str(n) for n in dict.fromkeys(outcome.fleet.slots for outcome in report.outcomes))
+    return [
+        ("server", "none: the scheduler on a virtual clock"),
+        ("build", f"prefixproxy {__version__}"),
+        ("model", report.model),
+        ("slots", f"{slots} (simulated)"),
+        ("n_ctx_slot", "not simulated: every prompt fits"),
+        ("KV cache", f"types not simulated; {fleet.kv_bytes:,} bytes for each token"),
+        ("flash attention", "not simulated"),
+        ("flags", "snapshots" if fleet.fork else "no snapshots"),
+        ("tokens", report.tokens),
+    ]
 
 
 def _figures(outcome: Outcome) -> dict[str, Any]:

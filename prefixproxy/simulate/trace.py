@@ -8,7 +8,7 @@ beginning of another one (and of its answer), and a rest of its own.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import isfinite
 
@@ -35,6 +35,9 @@ class Trace:
     decode_rate: float | None
     evaluated: int
     """Tokens the recorded requests evaluated themselves, warm-ups not included."""
+    models: tuple[str, ...] = ()
+    counted: Mapping[str, int] = field(default_factory=dict)
+    """Records by who counted their cached tokens."""
 
 
 def read_trace(lines: Iterable[bytes]) -> Trace:
@@ -56,6 +59,8 @@ def read_trace(lines: Iterable[bytes]) -> Trace:
         prefill_rate=_prefill_rate(records),
         decode_rate=_decode_rate(records),
         evaluated=sum(record.prompt_n or 0 for record in records),
+        models=tuple(dict.fromkeys(record.model for record in records if record.model)),
+        counted=Counter(str(record.cache_source) for record in records),
     )
 
 

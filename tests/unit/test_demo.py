@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import orjson
@@ -15,6 +16,7 @@ from prefixproxy.demo.prompt import BYTES_PER_TOKEN, MAX_TOKENS, Lane, briefing
 from prefixproxy.demo.show import Board, Report, as_json, report_lines, table_lines
 from prefixproxy.demo.wave import LaneRun, Wave
 from prefixproxy.errors import UsageError
+from prefixproxy.facts.report import RunFacts
 from prefixproxy.types import Usage
 
 ROOT = 1000
@@ -40,6 +42,24 @@ def cold() -> Wave:
 
 def report(*waves: Wave) -> Report:
     return Report("small.gguf", 4, 4096, list(waves), root_tokens=ROOT, total_s=60.0)
+
+
+def test_the_report_begins_with_the_facts_of_both_servers() -> None:
+    facts = RunFacts("http://a", "llama-server", n_slots=4, n_ctx_slot=4096, kv_type_k="f16", kv_type_v="f16")
+    told = between(facts, replace(facts, url="http://b", flags=("-np", "4", "--no-kv-unified")))
+    lines = report_lines(told)
+    assert lines[0] == "server           llama-server at http://a"
+    assert lines[9] == "behind proxy     -np 4 --no-kv-unified"
+    assert lines[10] == ""
+    other = between(facts, replace(facts, url="http://b", n_ctx_slot=1024))
+    assert "The two cannot be compared: n_ctx_slot: 4,096 on http://a, 1,024 on http://b." in report_lines(other)
+    assert as_json(other)["facts"]["proxied"]["n_ctx_slot"] == 1024
+
+
+def between(straight_facts: RunFacts, proxied: RunFacts) -> Report:
+    told = report(straight())
+    told.straight, told.proxied = straight_facts, proxied
+    return told
 
 
 def test_two_briefings_differ_in_their_first_line_and_cost_the_same() -> None:

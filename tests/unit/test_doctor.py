@@ -156,12 +156,12 @@ def test_a_quantised_cache_is_to_be_verified() -> None:
     seen = evidence(RECOMMENDED + " -ctk q8_0")
     assert severities(seen) == {"kv-quantised": "warning"}
     assert severities(replace(seen, verified=True)) == {}
-    assert severities(replace(seen, verified=False)) == {"kv-quantised": "error"}
+    assert severities(replace(seen, verified=False)) == {"kv-quantised": "warning", "verify-failed": "error"}
 
 
 def test_an_architecture_with_recorded_corruption_starts_with_reuse_off() -> None:
-    seen = evidence(model=ModelFile("kimi-linear"))
-    assert 'mode = "off"' in found(seen)["recorded-corruption"].fix
+    seen = evidence(model=ModelFile("kimi-linear"), recorded_corruption=True)
+    assert "prefixproxy verify" in found(seen)["recorded-corruption"].fix
     assert found(replace(seen, verified=True)) == {}
 
 

@@ -171,6 +171,15 @@ def report() -> Report:
     return Report("Forty <requests>.", tuple(outcomes))
 
 
+def test_the_report_begins_with_what_was_simulated_and_what_was_not() -> None:
+    lines = report_lines(report())
+    assert lines[3] == "slots            1, 4 (simulated)"
+    assert [line.split()[0] for line in lines[:9]] == [
+        *("server", "build", "model", "slots", "n_ctx_slot", "KV", "flash", "flags", "tokens")
+    ]
+    assert as_json(report())["facts"]["model"] == "unknown"
+
+
 def test_the_report_has_a_row_for_each_fleet_and_policy_in_text_and_json() -> None:
     told = report()
     rows = [line.split()[:2] for line in report_lines(told) if line[:7].strip().isdigit()]
