@@ -28,7 +28,7 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSetti
 
 from prefixproxy.errors import UsageError
 from prefixproxy.settings_errors import Layer, describe, unknown
-from prefixproxy.settings_layers import is_own_address, merged, nested, read_toml
+from prefixproxy.settings_layers import is_own_address, merged, names_of, nested, read_toml, refuse_one_address
 
 ENV_PREFIX = "PREFIXPROXY_"
 ENV_DELIMITER = "__"
@@ -290,6 +290,7 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _parts_fit_together(self) -> Self:
+        refuse_one_address([(upstream.name, upstream.url) for upstream in self.upstreams])
         _refuse_twice("upstreams", "name", (upstream.name for upstream in self.upstreams))
         _refuse_twice("tenants", "name", (tenant.name for tenant in self.tenants))
         for number, upstream in enumerate(self.upstreams):
@@ -369,7 +370,7 @@ def upstream_values(urls: Iterable[str]) -> list[dict[str, str]]:
     listed = list(urls)
     if len(listed) == 1:
         return [{"name": "local", "url": listed[0]}]
-    return [{"name": re.sub(r"[^\w.:-]+", "", urlsplit(url).netloc).strip("._:-"), "url": url} for url in listed]
+    return [{"name": name, "url": url} for name, url in zip(names_of(listed), listed, strict=True)]
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:

@@ -3,12 +3,14 @@ which addresses are this machine's own."""
 
 from __future__ import annotations
 
+import re
 import tomllib
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from prefixproxy.errors import UsageError
 
@@ -55,6 +57,7 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
 
 
 _ANY = ("0.0.0.0", "::")
+_LONGEST_NAME = 63
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
@@ -69,6 +72,30 @@ def is_own_address(url: str, host: str, port: int) -> bool:
     return named == host.lower() or (
         "localhost" in (named, host.lower()) and _is_loopback(named) and _is_loopback(host)
     )
+
+
+def refuse_one_address(upstreams: Sequence[tuple[str, str]]) -> None:
+    """Two upstreams (name and URL) that are one server would each take its slots for their own. Raises ValueError."""
+    for number, (name, url) in enumerate(upstreams):
+        for other, its_url in upstreams[:number]:
+            if _is_one_address(urlsplit(url), urlsplit(its_url)):
+                told = url if url == its_url else f"{its_url} and {url}"
+                raise ValueError(f"upstreams: {other!r} and {name!r} are the same server ({told}): name it once")
+
+
+def _is_one_address(one: SplitResult, other: SplitResult) -> bool:
+    ports = [parts.port or _DEFAULT_PORTS.get(parts.scheme) for parts in (one, other)]
+    hosts = [(parts.hostname or "").lower() for parts in (one, other)]
+    same_host = hosts[0] == hosts[1] or ("localhost" in hosts and all(map(_is_loopback, hosts)))
+    return same_host and ports[0] == ports[1] and one.path.rstrip("/") == other.path.rstrip("/")
+
+
+def names_of(urls: Sequence[str]) -> list[str]:
+    """A name for each URL: its host and port, and its path where these are another's too."""
+    parts = [urlsplit(url) for url in urls]
+    hosts = Counter(part.netloc for part in parts)
+    names = [part.netloc + (part.path.replace("/", ".") if hosts[part.netloc] > 1 else "") for part in parts]
+    return [re.sub(r"[^\w.:-]+", "", name).strip("._:-")[:_LONGEST_NAME] for name in names]
 
 
 def _is_loopback(host: str) -> bool:

@@ -236,6 +236,37 @@ def test_an_upstream_beside_the_proxy(host: str, port: int, url: str, empty: Pat
     assert load_settings(empty, given, {}).upstreams[0].url == url
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "told"),
+    [
+        ("http://h:1", "http://h:1", "http://h:1"),
+        ("http://h:1/", "http://H:1/v1", "http://h:1 and http://H:1"),
+        ("http://h", "http://h:80", "http://h and http://h:80"),
+        ("http://127.0.0.1:1", "http://localhost:1", "http://127.0.0.1:1 and http://localhost:1"),
+        ("http://localhost:1", "http://[::1]:1", "http://localhost:1 and http://[::1]:1"),
+    ],
+)
+def test_one_server_under_two_names_would_have_its_slots_taken_twice(
+    one: str, other: str, told: str, empty: Path
+) -> None:
+    values = [{"name": "a", "url": one}, {"name": "b", "url": other}]
+    with pytest.raises(UsageError) as caught:
+        load_settings(empty, {"upstreams": values}, {})
+    assert str(caught.value) == f"upstreams: 'a' and 'b' are the same server ({told}): name it once"
+
+
+@pytest.mark.parametrize(
+    ("urls", "names"),
+    [
+        (["http://h:1", "http://h:2"], ["h:1", "h:2"]),
+        (["https://gw/a", "https://gw/b/c"], ["gw.a", "gw.b.c"]),
+        (["http://127.0.0.1:1", "http://127.0.0.2:1", "http://[::1]:1"], ["127.0.0.1:1", "127.0.0.2:1", "1:1"]),
+    ],
+)
+def test_servers_on_one_host_have_names_of_their_own(urls: list[str], names: list[str], empty: Path) -> None:
+    assert [u.name for u in load_settings(empty, {"upstreams": upstream_values(urls)}, {}).upstreams] == names
+
+
 def test_names_and_keys_must_be_unique(tmp_path: Path) -> None:
     twice = "[[upstreams]]\nurl = 'http://a'\n[[upstreams]]\nurl = 'http://b'\n"
     assert problem(twice, tmp_path) == "upstreams: name 'local' occurs twice"
