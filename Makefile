@@ -15,7 +15,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet --constraint requirements.lock
 
-.PHONY: help demo test check bench bench-fanout docs format lock clean soak bench-conversations
+.PHONY: help demo test check bench bench-fanout docs format lock clean soak bench-conversations bench-observe
 .DEFAULT_GOAL := help
 
 help: ## what each target does
@@ -41,6 +41,9 @@ bench-fanout: $(VENV)/.test ## tokens evaluated over the least possible, beside 
 
 bench-conversations: $(VENV)/.test ## the same for conversations that take turns; ARGS="--fuzz 10" draws patterns
 	PYTHONPATH=tests $(BIN)/python tests/bench/conversations.py $(ARGS)
+
+bench-observe: $(VENV)/.test ## what metrics, journal and reasons cost: processor time per request with and without them
+	$(BIN)/python tests/bench/observe.py $(ARGS)
 
 soak: $(VENV)/.test ## 1,000 requests, clients that leave, foreign requests; SOAK_SEED=2 is another load
 	SOAK_REQUESTS=$(or $(SOAK_REQUESTS),1000) $(BIN)/python -m pytest -n 0 tests/integration/test_soak.py $(ARGS)

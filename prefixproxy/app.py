@@ -35,6 +35,7 @@ from prefixproxy.gate import Gate
 from prefixproxy.guard import ContextGuard, TenantLimits
 from prefixproxy.intake import until_stopped
 from prefixproxy.journal import Journal
+from prefixproxy.journal_rows import JournalRows
 from prefixproxy.keeping import Keeping, SlotRows, VerdictRows, keeping_of
 from prefixproxy.metrics import Metrics
 from prefixproxy.microscope import Strips, rule_advice
@@ -103,19 +104,12 @@ def create_app(settings: Settings, *, engine: Engine | None = None) -> Proxy:
     )
     rules = _rules(settings)
     planner = _planner(settings, rules)
-    keeping = _keeping(settings, scheduler, dispatcher, planner)
+    telemetry, past = _telemetry(settings, metrics, trend, dispatcher)
+    keeping = _keeping(settings, scheduler, dispatcher, planner, past)
     parts = Parts(
         dispatcher=dispatcher,
         planner=planner,
-        telemetry=Telemetry(
-            metrics,
-            Journal(settings.journal.keep),
-            History(),
-            dispatcher.fleet.model_of,
-            Strips(settings.journal.keep, store_text=settings.journal.store_text),
-            trend,
-            _cannot_roll_back(dispatcher),
-        ),
+        telemetry=telemetry,
         gate=Gate(_keys(settings)),
         guard=ContextGuard(
             dispatcher.fleet,
@@ -174,6 +168,7 @@ class _Entrance:
                 # Its first call loads the vocabulary, which would hold up whichever request came to need it.
                 group.create_task(asyncio.to_thread(count_tokens, ""))
                 yield
+                parts.telemetry.settle()
 
         self._own = Starlette(
             routes=status.routes(),
@@ -279,10 +274,27 @@ def _cannot_roll_back(dispatcher: Dispatcher) -> Callable[[str], bool]:
     )
 
 
-def _keeping(settings: Settings, scheduler: Scheduler, dispatcher: Dispatcher, planner: Planner) -> Keeping:
+def _telemetry(
+    settings: Settings, metrics: Metrics, trend: Trend, dispatcher: Dispatcher
+) -> tuple[Telemetry, JournalRows]:
+    """What watches, and what of it outlives the process: nothing unless the settings say so."""
+    journal = Journal(settings.journal.keep)
+    strips = Strips(settings.journal.keep, store_text=settings.journal.store_text)
+    past = JournalRows(journal, strips, settings.journal.keep if settings.journal.on_disk else 0)
+    model_of, cannot_roll_back = dispatcher.fleet.model_of, _cannot_roll_back(dispatcher)
+    return Telemetry(metrics, journal, History(), model_of, strips, trend, cannot_roll_back), past
+
+
+def _keeping(
+    settings: Settings, scheduler: Scheduler, dispatcher: Dispatcher, planner: Planner, past: JournalRows
+) -> Keeping:
     state, verdicts = StateFile(settings.state.path), VerdictRows(partial(_judge_reuse, dispatcher))
     slots = SlotRows(scheduler, [upstream.name for upstream in settings.upstreams])
-    return keeping_of(state, planner.stabiliser, planner.tools, planner.answers, slots, verdicts=verdicts)
+    memories = planner.stabiliser, planner.tools, planner.answers
+    keeping = keeping_of(state, *memories, slots, past, verdicts=verdicts)
+    if settings.journal.on_disk:
+        past.journal.listen(keeping.changed)
+    return keeping
 
 
 def _judge_reuse(dispatcher: Dispatcher, verdicts: Verdicts) -> None:

@@ -19,9 +19,6 @@ Why it missed: see `misses`.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable
-from dataclasses import dataclass
-from itertools import islice
 
 from prefixproxy.misses import Evaluated, Evidence, Verdict, first_difference, miss_reason
 from prefixproxy.quotes import Quotes
@@ -38,25 +35,26 @@ SHARED_QUARTER = 4
 """A prompt without a root is a fork if it shares at least one part in so many with a known one."""
 
 
-@dataclass(slots=True)
-class _Mark:
-    """A prefix that was seen: in how many entries, whose the newest is, when it was first and last evaluated."""
-
-    newest: Entry
-    holders: int = 0
-    first_evaluated: float | None = None
-    last_evaluated: float | None = None
-
-
 class History:
-    """A bounded memory of recent requests; the oldest is forgotten first."""
+    """A bounded memory of recent requests; the oldest is forgotten first.
+
+    Whoever holds a mark holds all marks before it. So of any prompt the known marks come first, and among them those
+    evaluated: what is asked of the others is answered from the end, in as many steps as the prompt has new parts.
+    """
 
     def __init__(self, max_entries: int = 1000) -> None:
         self._max_entries = max(1, max_entries)
         self._entries: OrderedDict[str, Entry] = OrderedDict()
-        self._marks: dict[int, _Mark] = {}
-        self._newest: dict[Hashable, Entry] = {}
-        """The newest entry by each thing it may be found by: see `_names`."""
+        self._marks: dict[int, Entry] = {}
+        """The newest entry with each prefix."""
+        self._first: dict[int, float] = {}
+        """When each prefix was first evaluated."""
+        self._last: dict[int, float] = {}
+        self._wholes: dict[int, Entry] = {}
+        """The newest entry whose whole prompt it is; below, the newest by message, by lane and by family."""
+        self._messages: dict[int, Entry] = {}
+        self._lanes: dict[tuple[str, str], Entry] = {}
+        self._families: dict[tuple[str, str], Entry] = {}
         self._heads: OrderedDict[int, tuple[frozenset[int], Entry]] = OrderedDict()
         self._quotes = Quotes(self._max_entries)
 
@@ -93,10 +91,13 @@ class History:
     def evaluated(self, request_id: str, now: float) -> None:
         """A server has worked through this prompt, so that what follows may find it in a slot."""
         entry = self._entries.get(request_id)
-        for mark in entry.marks if entry else ():
-            known = self._marks[mark]
-            known.first_evaluated = now if known.first_evaluated is None else known.first_evaluated
-            known.last_evaluated = now
+        if entry is None:
+            return
+        self._last.update(dict.fromkeys(entry.marks, now))
+        for mark in reversed(entry.marks):
+            if mark in self._first:
+                break
+            self._first[mark] = now
 
     def answered(self, request_id: str, answer: str) -> None:
         """The text of an answer, to recognise it when a reducer quotes it. Only hashes of it are kept."""
@@ -105,18 +106,40 @@ class History:
 
     def forget(self, request_id: str) -> None:
         """A request that was never sent is in nobody's history."""
+        oldest = next(iter(self._entries), None) == request_id
         entry = self._entries.pop(request_id, None)
         if entry is None:
             return
-        for mark in entry.marks:
-            known = self._marks[mark]
-            known.holders -= 1
-            if not known.holders:
-                del self._marks[mark]
-        for name in _names(entry):
-            if self._newest.get(name) is entry:
-                del self._newest[name]
+        gone = []
+        for mark in reversed(entry.marks):
+            if self._marks[mark] is not entry:
+                break
+            gone.append(mark)
+        for mark in gone if oldest else self._without_holder(set(gone)):
+            del self._marks[mark]
+            self._first.pop(mark, None)
+            self._last.pop(mark, None)
+        self._forget_names(entry)
         self._quotes.forget(request_id)
+
+    def _without_holder(self, marks: set[int]) -> set[int]:
+        """Those of these marks that no entry has any more; the others are left to their newest one."""
+        held = set()
+        for entry in self._entries.values():
+            for mark in marks.intersection(entry.marks):
+                self._marks[mark] = entry
+                held.add(mark)
+        return marks - held
+
+    def _forget_names(self, entry: Entry) -> None:
+        if entry.marks and self._wholes.get(entry.marks[-1]) is entry:
+            del self._wholes[entry.marks[-1]]
+        for digest in entry.digests[entry.n_head :]:
+            if self._messages.get(digest) is entry:
+                del self._messages[digest]
+        for names, name in ((self._lanes, _lane_of(entry)), (self._families, _family_of(entry))):
+            if names.get(name) is entry:
+                del names[name]
 
     def _kind(self, entry: Entry, sight: Sight) -> tuple[Kind, Entry | None]:
         if entry.side:
@@ -143,11 +166,11 @@ class History:
         if an answer follows it here: several user messages on one prompt are lanes."""
         n_parts = len(entry.marks)
         for n in range(n_parts, entry.n_head, -1):
-            parent = self._newest.get(("whole", entry.marks[n - 1]))
+            parent = self._wholes.get(entry.marks[n - 1])
             if parent is None or parent.side or _other_lane(entry, parent):
                 continue
             answered = n == n_parts or entry.labels[n].startswith("assistant")
-            if answered or self._marks[entry.marks[n - 1]].newest is parent:
+            if answered or self._marks[entry.marks[n - 1]] is parent:
                 return parent
         return None
 
@@ -156,36 +179,38 @@ class History:
         for n in range(len(entry.marks), 0, -1):
             known = self._marks.get(entry.marks[n - 1])
             if known is not None:
-                return n, known.newest
+                return n, known
         return 0, None
 
     def _shares_enough(self, entry: Entry, depth: int) -> bool:
         return depth > 0 and entry.bytes_before(depth) * SHARED_QUARTER >= entry.n_bytes
 
     def _quotes_other_lanes(self, entry: Entry, sight: Sight) -> bool:
-        answers = (i for i, label in enumerate(sight.labels) if label.startswith("assistant"))
-        tail = sight.parts[max([entry.n_head, *(i + 1 for i in answers)]) :]
+        start = len(sight.labels)
+        while start > entry.n_head and not sight.labels[start - 1].startswith("assistant"):
+            start -= 1
+        tail = sight.parts[start:]
         quoted = self._quotes.quoted_in(b"\n".join(tail).decode("utf-8", "replace"))
         return sum(not entry.lane or self._entries[each].lane != entry.lane for each in quoted) >= 2
 
     def _same_conversation(self, entry: Entry, depth: int) -> Entry | None:
         """The newest request of the same lane, else one whose messages recur behind the first difference."""
         if entry.lane:
-            in_lane = self._newest.get(_lane_name(entry))
+            in_lane = self._lanes.get(_lane_of(entry))
             if in_lane is not None:
                 return in_lane
         first = max(depth, entry.n_head)
         if len(entry.marks) - entry.n_head < 2:
             return None
         for digest in entry.digests[first:]:
-            other = self._newest.get(("message", digest))
+            other = self._messages.get(digest)
             if other is not None and not _other_lane(entry, other):
                 return other
         return None
 
     def _changed_root(self, entry: Entry, sight: Sight) -> Entry | None:
         """The request whose root this one's is a changed version of: same family, else nearly the same lines."""
-        kin = self._newest.get(_family_name(entry))
+        kin = self._families.get(_family_of(entry))
         if kin is not None:
             return kin
         lines = lines_of(sight.parts[: entry.n_head])
@@ -199,13 +224,16 @@ class History:
         if len(self._entries) >= self._max_entries:
             self.forget(next(iter(self._entries)))
         self._entries[entry.request_id] = entry
-        for mark in entry.marks:
-            known = self._marks.get(mark)
-            if known is None:
-                known = self._marks[mark] = _Mark(entry)
-            known.newest = entry
-            known.holders += 1
-        self._newest.update(dict.fromkeys(_names(entry), entry))
+        self._marks.update(dict.fromkeys(entry.marks, entry))
+        if entry.marks:
+            self._wholes[entry.marks[-1]] = entry
+        if entry.side:
+            return
+        if entry.lane:
+            self._lanes[_lane_of(entry)] = entry
+        if entry.family:
+            self._families[_family_of(entry)] = entry
+        self._messages.update(dict.fromkeys(_telling_messages(entry), entry))
 
     def _remember_head(self, entry: Entry, sight: Sight) -> None:
         mark = entry.head_mark or 0
@@ -216,38 +244,30 @@ class History:
             self._heads.popitem(last=False)
 
     def _evaluated_before(self, entry: Entry, evidence: Evidence) -> Evaluated:
-        ever = alive = 0
-        for mark, end in zip(entry.marks, entry.ends, strict=True):
-            known = self._marks.get(mark)
-            if known is None or known.first_evaluated is None or known.first_evaluated >= evidence.started:
-                break
-            ever = end
-            if known.last_evaluated is not None and known.last_evaluated >= (evidence.upstream_since or 0.0):
-                alive = end
-        return Evaluated(ever, alive)
+        n, since = len(entry.marks), evidence.upstream_since
+        while n and self._first.get(entry.marks[n - 1], evidence.started) >= evidence.started:
+            n -= 1
+        ever = entry.bytes_before(n)
+        while since is not None and n and self._last[entry.marks[n - 1]] < since:
+            n -= 1
+        return Evaluated(ever, entry.bytes_before(n))
 
 
 def _other_lane(entry: Entry, other: Entry) -> bool:
     return bool(entry.lane and other.lane and entry.lane != other.lane)
 
 
-def _lane_name(entry: Entry) -> Hashable:
-    return ("lane", entry.model, entry.lane)
+def _lane_of(entry: Entry) -> tuple[str, str]:
+    return entry.model, entry.lane
 
 
-def _family_name(entry: Entry) -> Hashable:
-    return ("family", entry.model, entry.family)
+def _family_of(entry: Entry) -> tuple[str, str]:
+    return entry.model, entry.family
 
 
-def _names(entry: Entry) -> list[Hashable]:
-    """What an entry is found by: its whole prompt, and, if it is no side request, its lane, its family and each
-    message long enough to be telling."""
-    names: list[Hashable] = [("whole", entry.marks[-1])] if entry.marks else []
-    if entry.side:
-        return names
-    names += [_lane_name(entry)] if entry.lane else []
-    names += [_family_name(entry)] if entry.family else []
-    starts = (0, *entry.ends)
-    sized = zip(entry.digests, starts, entry.ends, strict=False)
-    messages = islice(sized, entry.n_head, None)
-    return names + [("message", digest) for digest, start, end in messages if end - start >= MIN_TELLING_BYTES]
+def _telling_messages(entry: Entry) -> list[int]:
+    """The digests of messages long enough to say something."""
+    ends, n_head = entry.ends, entry.n_head
+    starts = ends[n_head - 1 :] if n_head else (0, *ends)
+    sized = zip(entry.digests[n_head:], starts, ends[n_head:], strict=False)
+    return [digest for digest, start, end in sized if end - start >= MIN_TELLING_BYTES]

@@ -8,9 +8,10 @@ callback that wakes it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from itertools import islice
+from json import loads as lenient_loads
 from typing import Any
 
 import orjson
@@ -20,6 +21,10 @@ from prefixproxy.types import CacheSource, FirstDifference, Kind, MissReason, Ou
 
 RECORD_FIELDS = tuple(field.name for field in fields(RequestRecord))
 """The contract's field order, which is the order of the dataclass."""
+
+_BOM = b"\xef\xbb\xbf"
+_ONE_LINE = bytes.maketrans(b"\r\n", b"  ")
+"""Valid JSON has line ends only between its tokens, where any white space will do."""
 
 LATER_FIELDS = {f.name for f in fields(RequestRecord) if f.default is not MISSING} - {"relocations", "first_difference"}
 """Fields that exports of earlier versions do not have."""
@@ -105,10 +110,26 @@ class Journal:
 
         return stop
 
-    def jsonl(self) -> Iterator[bytes]:
-        """Every record as one JSON line, oldest first."""
+    def recall(self, records: Sequence[RequestRecord], last: int) -> None:
+        """The records of an earlier process, oldest first, the newest of them number `last`. Only before the first
+        `add`: numbers go on from here, so that readers of the event stream need not begin anew."""
+        if self._last:
+            raise RuntimeError("the journal has begun already")
+        kept = records[-self._ring.maxlen :] if self._ring.maxlen else ()
+        self._last = last
+        for number, record in enumerate(kept, start=last - len(kept) + 1):
+            entry = Entry(number, record)
+            self._ring.append(entry)
+            self._by_id[record.id] = entry
+
+    def jsonl(self, body: Callable[[str], bytes | None] = lambda request_id: None) -> Iterator[bytes]:
+        """Every record as one JSON line, oldest first. `body`: the request's own body by its id, if it is kept; it
+        becomes the line's last member, in the client's own bytes."""
         for entry in tuple(self._ring):
-            yield orjson.dumps(record_json(entry.record)) + b"\n"
+            line, sent = orjson.dumps(record_json(entry.record)), body(entry.record.id)
+            if sent is not None:
+                line = line[:-1] + b',"body":' + sent.removeprefix(_BOM).translate(_ONE_LINE) + b"}"
+            yield line + b"\n"
 
     def _forget(self, entry: Entry) -> None:
         if self._by_id.get(entry.record.id) is entry:
@@ -152,8 +173,16 @@ def read_jsonl(lines: Iterable[bytes | str]) -> Iterator[tuple[int, RequestRecor
         if not line.strip():
             continue
         try:
-            yield number, record_from_json(orjson.loads(line))
+            yield number, record_from_json(_loaded(line))
         except KeyError as error:
             raise UsageError(f"line {number}: not a journal record: {error.args[0]} is missing") from None
         except (TypeError, ValueError) as error:
             raise UsageError(f"line {number}: not a journal record: {error}") from None
+
+
+def _loaded(line: bytes | str) -> Any:
+    """A body in it may say what orjson does not read, such as half a surrogate pair."""
+    try:
+        return orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return lenient_loads(line)

@@ -282,23 +282,25 @@ class Keeping:
             await self._changed.wait()
             self._changed.clear()
             started = loop.time()
-            await self.write()
-            await asyncio.sleep(min(PAUSE_S, PAUSE_RATIO * (loop.time() - started)))
+            written = await self.write()
+            await asyncio.sleep(min(PAUSE_S, PAUSE_RATIO * (loop.time() - started)) if written else PAUSE_S)
 
     async def _keep_reading(self, verdicts: VerdictRows) -> None:
         while True:
             await asyncio.sleep(self._read_s)
             verdicts.load(await asyncio.to_thread(self._state.rows, verdicts.prefix))
 
-    async def write(self) -> None:
-        """Write what has changed now. What cannot be written is tried again the next time."""
+    async def write(self) -> bool:
+        """Write what has changed now; whether that could be done. If not, it is tried again the next time."""
         for kept in self._memories:
             self._unwritten |= kept.changes()
         if not self._unwritten:
-            return
+            return True
         written = dict(self._unwritten)
-        if await asyncio.to_thread(lambda: self._state.update(written)):
-            self._unwritten.clear()
+        if not await asyncio.to_thread(lambda: self._state.update(written)):
+            return False
+        self._unwritten.clear()
+        return True
 
 
 def keeping_of(

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar, cast
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from prefixproxy.labels import OTHER, Labels
+from prefixproxy.tallies import Spread, Tallies, Tally
 from prefixproxy.types import (
     API_OF_PATH,
     CacheSource,
@@ -94,8 +94,6 @@ HELP = {
 }
 """The help text of every metric, by name less `prefixproxy_`. `upstream` is exposed as `upstream_info`."""
 
-M = TypeVar("M", Counter, Histogram)
-
 _NOT_SERVED = frozenset({Outcome.REJECTED, Outcome.BAD_REQUEST, Outcome.UPSTREAM_DOWN})
 
 
@@ -132,7 +130,7 @@ class Metrics:
         self._rule, self._slot = Labels(MAX_RULES), Labels(MAX_SLOTS)
         self._prefill_rates: dict[str, PrefillRate] = {}
         self._gauges: _Gauges | None = None
-        self._children: dict[tuple[object, ...], Counter | Histogram] = {}
+        self._tallies = Tallies()
 
         self._requests = self._counter("requests_total", "path", "model", "kind", "outcome")
         self._measurements = self._counter("cache_measurements_total", "cache_source")
@@ -164,76 +162,77 @@ class Metrics:
         self._canary_ratio = self._histogram("canary_cached_ratio", RATIO_BUCKETS, "arm")
         self._canary_answer = self._histogram("canary_answer_tokens", ANSWER_BUCKETS, "arm")
         self._show_zeros()
+        self.registry.register(self._tallies)
 
     def observe(self, record: RequestRecord) -> None:
         """Count one finished request. Called exactly once per request that came in on a generating path."""
         path, model, kind = _path(record.path), self._model(record.model), record.kind.value
-        self._at(self._requests, path, model, kind, record.outcome.value).inc()
-        self._at(self._overhead, path).observe(record.overhead_ms / 1000)
+        self._requests.add(1, path, model, kind, record.outcome.value)
+        self._overhead.add(record.overhead_ms / 1000, path)
         for relocation in record.relocations:
             rule = self._rule(relocation.rule)
-            self._at(self._relocations, rule).inc()
-            self._at(self._relocated_bytes, rule).inc(relocation.bytes)
+            self._relocations.add(1, rule)
+            self._relocated_bytes.add(relocation.bytes, rule)
         if record.arm:
             self._observe_arm(record)
         served = record.outcome not in _NOT_SERVED
         if served or record.queue_ms > 0:
-            self._at(self._queue, model, kind).observe(record.queue_ms / 1000)
+            self._queue.add(record.queue_ms / 1000, model, kind)
         if not served:
             return
-        self._at(self._total, model, kind).observe(record.total_ms / 1000)
+        self._total.add(record.total_ms / 1000, model, kind)
         if record.ttft_ms is not None:
-            self._at(self._ttft, model, kind).observe(record.ttft_ms / 1000)
-        self._at(self._measurements, record.cache_source.value).inc()
+            self._ttft.add(record.ttft_ms / 1000, model, kind)
+        self._measurements.add(1, record.cache_source.value)
         self._observe_prompt(record, model, kind)
 
     def _observe_arm(self, record: RequestRecord) -> None:
-        self._at(self._canary, record.arm, record.outcome.value).inc()
+        self._canary.add(1, record.arm, record.outcome.value)
         if record.outcome is not Outcome.OK:
             return
         if record.ttft_ms is not None:
-            self._at(self._canary_ttft, record.arm).observe(record.ttft_ms / 1000)
+            self._canary_ttft.add(record.ttft_ms / 1000, record.arm)
         if record.cache_source is CacheSource.REPORTED and record.prompt_tokens and record.cache_n is not None:
-            self._at(self._canary_ratio, record.arm).observe(record.cache_n / record.prompt_tokens)
+            self._canary_ratio.add(record.cache_n / record.prompt_tokens, record.arm)
         if record.predicted_n is not None:
-            self._at(self._canary_answer, record.arm).observe(record.predicted_n)
+            self._canary_answer.add(record.predicted_n, record.arm)
 
     def _observe_prompt(self, record: RequestRecord, model: str, kind: str) -> None:
         if record.prompt_tokens is not None:
-            self._at(self._length, model).observe(record.prompt_tokens)
+            self._length.add(record.prompt_tokens, model)
         cached, evaluated = record.cache_n, record.prompt_n
         if record.cache_source is not CacheSource.REPORTED or cached is None or evaluated is None:
             return
         self._count_tokens(model, record.upstream, record.slot, cached, evaluated)
         self._count_family(record.family, cached, evaluated)
         if cached + evaluated > 0:
-            self._at(self._ratio, model, kind).observe(cached / (cached + evaluated))
+            self._ratio.add(cached / (cached + evaluated), model, kind)
         if record.expected_cached is not None:
-            self._at(self._expected, model).inc(record.expected_cached)
+            self._expected.add(record.expected_cached, model)
         if record.miss_reason is not MissReason.NONE:
-            self._at(self._misses, model, record.miss_reason.value).inc()
+            self._misses.add(1, model, record.miss_reason.value)
         self._count_prefill(model, cached, evaluated, record.prompt_ms)
 
     def rejected(self, reason: str) -> None:
         """A request refused before it reached an upstream; `reason` is the error code it got."""
-        self._at(self._rejected, reason if reason in REJECT_REASONS else OTHER).inc()
+        self._rejected.add(1, reason if reason in REJECT_REASONS else OTHER)
 
     def context_rejected(self, model: str) -> None:
         """A prompt that does not fit into a slot."""
-        self._at(self._context_rejected, self._model(model)).inc()
+        self._context_rejected.add(1, self._model(model))
 
     def relocation(self, rule: str, n_bytes: int) -> None:
         """A piece of text moved outside any request's record, such as by a rule tried on its own."""
         label = self._rule(rule)
-        self._at(self._relocations, label).inc()
-        self._at(self._relocated_bytes, label).inc(n_bytes)
+        self._relocations.add(1, label)
+        self._relocated_bytes.add(n_bytes, label)
 
     def warmup(
         self, upstream: str, outcome: str, model: str = "", slot: int | None = None, usage: Usage | None = None
     ) -> None:
         """A root evaluated for the requests waiting on it. Its tokens were paid for like any others and count as such,
         so that these counters add up to the engine's own."""
-        self._at(self._warmups, upstream, _work_outcome(outcome)).inc()
+        self._warmups.add(1, upstream, _work_outcome(outcome))
         if usage is None or usage.source is not CacheSource.REPORTED:
             return
         if usage.cached_tokens is None or usage.evaluated_tokens is None:
@@ -244,8 +243,8 @@ class Metrics:
 
     def fork(self, upstream: str, outcome: str, seconds: float) -> None:
         """A root copied into another slot, in `seconds` from command to confirmation."""
-        self._at(self._forks, upstream, _work_outcome(outcome)).inc()
-        self._at(self._fork_seconds, upstream).observe(seconds)
+        self._forks.add(1, upstream, _work_outcome(outcome))
+        self._fork_seconds.add(seconds, upstream)
 
     def tried(self, upstream: str, model: str, slot: int, usage: Usage) -> None:
         """What a probe had the engine evaluate."""
@@ -266,7 +265,7 @@ class Metrics:
     def render(self, accept: str = "") -> tuple[bytes, str]:
         """The scrape answer and its content type: OpenMetrics where `accept` asks for it, else the text format."""
         encode, content_type = choose_encoder(accept)
-        return encode(_WithoutCreated(self.registry)), content_type
+        return encode(self.registry), content_type
 
     def seconds_per_token(self, model: str) -> float | None:
         """The measured prefill rate of a model, None before its first measurement."""
@@ -274,46 +273,38 @@ class Metrics:
         return rate.seconds_per_token if rate else None
 
     def _count_tokens(self, model: str, upstream: str, slot: int | None, cached: int, evaluated: int) -> None:
-        self._at(self._tokens, model, "cached").inc(cached)
-        self._at(self._tokens, model, "evaluated").inc(evaluated)
+        self._tokens.add(cached, model, "cached")
+        self._tokens.add(evaluated, model, "evaluated")
         if slot is not None:
             label = self._slot(str(slot))
-            self._at(self._slot_tokens, upstream, label, "cached").inc(cached)
-            self._at(self._slot_tokens, upstream, label, "evaluated").inc(evaluated)
+            self._slot_tokens.add(cached, upstream, label, "cached")
+            self._slot_tokens.add(evaluated, upstream, label, "evaluated")
 
     def _count_family(self, family: str, cached: int, evaluated: int) -> None:
         label = self._family(family)
-        self._at(self._family_tokens, label, "cached").inc(cached)
-        self._at(self._family_tokens, label, "evaluated").inc(evaluated)
+        self._family_tokens.add(cached, label, "cached")
+        self._family_tokens.add(evaluated, label, "evaluated")
 
     def _count_prefill(self, model: str, cached: int, evaluated: int, prompt_ms: float | None) -> None:
         rate = self._prefill_rates.setdefault(model, PrefillRate())
         if prompt_ms is not None:
-            self._at(self._prefill, model).inc(prompt_ms / 1000)
+            self._prefill.add(prompt_ms / 1000, model)
             rate.measured(evaluated, prompt_ms / 1000)
         if rate.seconds_per_token is not None:
-            self._at(self._saved, model).inc(cached * rate.seconds_per_token)
+            self._saved.add(cached * rate.seconds_per_token, model)
 
     def _show_zeros(self) -> None:
         """Series of closed sets exist from the start: a rate over a series that is not there yet is no zero."""
         for source in CacheSource:
-            self._at(self._measurements, source.value)
+            self._measurements.add(0, source.value)
         for reason in (*REJECT_REASONS, OTHER):
-            self._at(self._rejected, reason)
+            self._rejected.add(0, reason)
 
-    def _at(self, metric: M, *labels: str) -> M:
-        """`metric.labels(*labels)`, remembered: the library's own look-up is most of the cost of a count."""
-        key = (metric, *labels)
-        child = self._children.get(key)
-        if child is None:
-            child = self._children[key] = metric.labels(*labels)
-        return cast(M, child)
+    def _counter(self, name: str, *labels: str) -> Tally:
+        return self._tallies.counter(f"prefixproxy_{name}", HELP[name], labels)
 
-    def _counter(self, name: str, *labels: str) -> Counter:
-        return Counter(f"prefixproxy_{name}", HELP[name], labels, registry=self.registry)
-
-    def _histogram(self, name: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
-        return Histogram(f"prefixproxy_{name}", HELP[name], labels, registry=self.registry, buckets=buckets)
+    def _histogram(self, name: str, bounds: tuple[float, ...], *labels: str) -> Spread:
+        return self._tallies.histogram(f"prefixproxy_{name}", HELP[name], labels, bounds)
 
 
 class PrefillRate:
@@ -369,18 +360,6 @@ class _Gauges(Collector):
             for slot, held in sorted(upstream.slot_tokens.items()):
                 tokens.add_metric([name, str(slot)], held)
         return (depth, slots, tokens, up, n_slots, n_ctx, reuse, info)
-
-
-class _WithoutCreated(Collector):
-    """The registry less the `_created` series: one more series per counter, which nothing here needs."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._registry = registry
-
-    def collect(self) -> Iterable[Metric]:
-        for metric in self._registry.collect():
-            metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
-            yield metric
 
 
 def _gauge(name: str, *labels: str) -> GaugeMetricFamily:

@@ -120,34 +120,51 @@ class Strips:
         self._store_text = store_text
         self._max_text_bytes = max_text_bytes
         self._strips: OrderedDict[str, Strip] = OrderedDict()
-        self._texts: OrderedDict[str, tuple[bytes, ...]] = OrderedDict()
+        self._texts: OrderedDict[str, tuple[tuple[bytes, ...], bytes]] = OrderedDict()
         self.text_bytes = 0
 
     def __len__(self) -> int:
         return len(self._strips)
 
-    def remember(self, request_id: str, strip: Strip, parts: Sequence[bytes]) -> None:
-        """`parts`: the canonical bytes of each segment, kept only with `store_text`."""
+    def remember(self, request_id: str, strip: Strip, parts: Sequence[bytes], body: bytes = b"") -> None:
+        """`parts`: the canonical bytes of each segment as sent upstream; `body`: the client's own. Both are kept only
+        with `store_text`."""
         self._strips[request_id] = strip
         if self._store_text:
             self._drop_text(request_id)
-            self._texts[request_id] = tuple(parts)
-            self.text_bytes += sum(map(len, parts))
+            self._texts[request_id] = tuple(parts), body
+            self.text_bytes += _size(tuple(parts), body)
         while len(self._strips) > self._keep:
             oldest, _ = self._strips.popitem(last=False)
             self._drop_text(oldest)
         while self.text_bytes > self._max_text_bytes:
             self._drop_text(next(iter(self._texts)))
 
+    def recall(self, request_id: str, strip: Strip) -> None:
+        """A request of an earlier process, whose text is gone."""
+        self._strips[request_id] = strip
+
     def strip(self, request_id: str) -> Strip | None:
         return self._strips.get(request_id)
 
     def text(self, request_id: str) -> tuple[bytes, ...] | None:
         """The prompt's canonical parts, None where they are not kept."""
-        return self._texts.get(request_id)
+        found = self._texts.get(request_id)
+        return found[0] if found else None
+
+    def body(self, request_id: str) -> bytes | None:
+        """The body as the client sent it, None where it is not kept."""
+        found = self._texts.get(request_id)
+        return found[1] if found else None
 
     def _drop_text(self, request_id: str) -> None:
-        self.text_bytes -= sum(map(len, self._texts.pop(request_id, ())))
+        found = self._texts.pop(request_id, None)
+        if found:
+            self.text_bytes -= _size(*found)
+
+
+def _size(parts: tuple[bytes, ...], body: bytes) -> int:
+    return sum(map(len, parts)) + len(body)
 
 
 def explain(

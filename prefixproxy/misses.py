@@ -7,6 +7,7 @@ prompt left the one it belongs to. The larger one names the reason.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from prefixproxy.sightings import Entry
@@ -33,7 +34,8 @@ class Evidence:
     """What is known once a request was answered.
 
     `started`: when it was sent, on the clock that `History` is given. `upstream_since`: when its upstream last came
-    up, None if it was there from the start. `no_rollback`: the model's memory cannot be cut back to a prefix.
+    up, None if it was there from the start. `no_rollback`: whether the model's memory cannot be cut back to a prefix; asked
+    only where something was lost, as the answer takes a look at everything.
     """
 
     started: float
@@ -43,7 +45,7 @@ class Evidence:
     upstream_since: float | None = None
     reuse_off: bool = False
     fork_failed: bool = False
-    no_rollback: bool = False
+    no_rollback: Callable[[], bool] = bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +113,7 @@ def _cache_reason(evidence: Evidence, cached: int, slack: float, root: float, al
         return MissReason.UPSTREAM_RESTARTED
     if evidence.fork_failed:
         return MissReason.FORK_FAILED
-    if evidence.no_rollback:
+    if evidence.no_rollback():
         return MissReason.NO_ROLLBACK
     # A slot that lost the prompt leaves nothing, or the root that another slot still holds. Reuse that stops anywhere
     # else stopped at a difference this proxy does not see (a template that drops reasoning from earlier turns).

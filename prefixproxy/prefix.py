@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TypeVar
 
-Row = TypeVar("Row", bytes, str, list[int])
+Row = TypeVar("Row", bytes, str, list[int], tuple[int, ...])
 
 MIN_BLOCK_BYTES = 64
 GROWTH_DIVISOR = 64

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import accumulate
 
-from prefixproxy.prefix import BLOCK_ENDS, PrefixChain
+from prefixproxy.prefix import BLOCK_ENDS, PrefixChain, shared_length
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +69,7 @@ class Entry:
 
     def common_parts(self, other: Entry) -> int:
         """How many leading parts both share."""
-        limit = min(len(self.marks), len(other.marks))
-        return next((i for i in range(limit) if self.marks[i] != other.marks[i]), limit)
+        return shared_length(self.marks, other.marks)
 
 
 def entry_of(sight: Sight) -> Entry:

@@ -46,6 +46,8 @@ class StateFile:
         self._connection = _memory() if path == MEMORY else _opened(Path(path))
         self.persistent = path != MEMORY and not _in_memory(self._connection)
         """Whether values outlive the process."""
+        self._failing = False
+        """The last write failed, and the log has it: not once for each request on a full disk."""
 
     def rows(self, prefix: str, version: int = 1) -> dict[str, Any]:
         """Every value whose name starts with `prefix`, in this version; what cannot be read is left out."""
@@ -73,8 +75,13 @@ class StateFile:
                 self._connection.executemany("DELETE FROM state WHERE name = ?", gone)
                 self._connection.executemany(_UPSERT, kept)
         except sqlite3.Error as error:
-            log.warning("state cannot be written: %s", error)
+            if not self._failing:
+                log.warning("state cannot be written, which is tried again with every change: %s", error)
+            self._failing = True
             return False
+        if self._failing:
+            log.warning("state can be written again, and is whole")
+        self._failing = False
         return True
 
     def close(self) -> None:

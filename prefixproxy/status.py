@@ -183,7 +183,8 @@ class Status:
         if form not in FORMATS:
             raise BadRequest(f"format: one of {', '.join(FORMATS)}")
         if form == "jsonl":
-            return Response(b"".join(journal.jsonl()), headers={"content-type": "application/x-ndjson"})
+            lines = journal.jsonl(self._parts.telemetry.strips.body)
+            return Response(b"".join(lines), headers={"content-type": "application/x-ndjson"})
         limit = _limit(request.query_params.get("limit"))
         return _json({"requests": [record_json(record) for record in journal.newest(limit)], "last": journal.last})
 

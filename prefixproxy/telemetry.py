@@ -1,15 +1,18 @@
-"""Watches every request and changes none: the record, the counters, the journal and one log line for each.
+"""Watches every request and changes none: the record, the counters, the journal, and a log line for what failed.
 
-A mistake in here is logged and never reaches a client.
+A request only notes what happened; the notes are worked through in their order, many at a time, before anybody looks
+and a tenth of a second later at the latest. That keeps observing out of every request's way, and costs a third less
+processor time than doing it one by one (`make bench-observe`). A mistake in here is logged and never reaches a client.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import orjson
@@ -19,7 +22,7 @@ from prefixproxy.errors import ContextLengthExceeded
 from prefixproxy.exchange import Exchange
 from prefixproxy.journal import Journal, record_json
 from prefixproxy.metrics import REJECT_REASONS, Metrics
-from prefixproxy.microscope import Strips, strip_of
+from prefixproxy.microscope import MAX_SEGMENTS, Strip, Strips, strip_of
 from prefixproxy.misses import Evidence
 from prefixproxy.plan import Plan
 from prefixproxy.schedule.types import Reason
@@ -29,6 +32,13 @@ from prefixproxy.trend import Trend
 from prefixproxy.types import FirstDifference, Kind, MissReason, Outcome, RequestRecord, Usage
 
 MAX_FAMILIES = 200
+MAX_WORD = 200
+"""Characters kept of what a client calls its model or lane."""
+
+MAX_NOTES = 48
+"""Notes that wait, three for most requests: working them through holds up everything else for milliseconds."""
+LATEST_S = 0.1
+"""How long a note waits when nobody looks."""
 
 log = logging.getLogger("prefixproxy.requests")
 
@@ -55,49 +65,96 @@ class Telemetry:
         cannot_roll_back: Callable[[str], bool] = lambda upstream: False,
     ) -> None:
         """`cannot_roll_back`: whether an upstream's model was seen unable to cut its memory back to a prefix."""
-        self.metrics = metrics
-        self.journal = journal
-        self.strips = strips
-        self.trend = trend
+        self._metrics = metrics
+        self._journal = journal
+        self._strips = strips
+        self._trend = trend
         self._history = history
         self._model_of = model_of
         self._cannot_roll_back = cannot_roll_back
         self._families: OrderedDict[str, _Family] = OrderedDict()
+        self._notes: deque[Callable[[], None]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
 
     def sent(self, exchange: Exchange, now: float) -> None:
         """A request goes upstream: what is it to those before it?"""
         exchange.sent = now
-        with _never_failing("classifying"):
-            exchange.verdict = self._history.classify(_sight_of(exchange))
+        self._note(partial(self._classify, exchange, exchange.planned()))
 
     def answered(self, exchange: Exchange, text: str) -> None:
         """What was said to it, to recognise a reducer that quotes it."""
-        with _never_failing("remembering an answer"):
-            self._history.answered(exchange.id, text)
+        self._note(partial(self._history.answered, exchange.id, text))
 
     def record(self, exchange: Exchange, status: int, now: float) -> None:
-        """Exactly once for each request that came in on a generating path."""
-        with _never_failing("recording"):
-            record = self._record_of(exchange, status, now)
-            self.metrics.observe(record)
-            self._remember_strip(exchange)
-            self.journal.add(record)
-            rate = self.metrics.seconds_per_token(record.model)
-            self.trend.request(record, rate, record.time + record.total_ms / 1e3)
-            self._count_family(record)
-            log.info("%s", orjson.dumps(record_json(record)).decode())
-            self._count_refusal(exchange, record.model)
+        """Exactly once for each request that came in on a generating path, when nothing in it will change any more."""
+        self._note(partial(self._record, exchange, status, now))
+
+    @property
+    def metrics(self) -> Metrics:
+        self.settle()
+        return self._metrics
+
+    @property
+    def journal(self) -> Journal:
+        self.settle()
+        return self._journal
+
+    @property
+    def strips(self) -> Strips:
+        self.settle()
+        return self._strips
+
+    @property
+    def trend(self) -> Trend:
+        self.settle()
+        return self._trend
+
+    def settle(self) -> None:
+        """Work through all notes."""
+        while self._notes:
+            try:
+                self._notes.popleft()()
+            except Exception:
+                log.exception("observing a request failed")
+
+    def _note(self, note: Callable[[], None]) -> None:
+        self._notes.append(note)
+        if len(self._notes) >= MAX_NOTES:
+            self.settle()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(LATEST_S, self._in_time)
+
+    def _in_time(self) -> None:
+        self._timer = None
+        self.settle()
+
+    def _classify(self, exchange: Exchange, plan: Plan) -> None:
+        exchange.verdict = self._history.classify(_sight_of(exchange, plan))
+
+    def _record(self, exchange: Exchange, status: int, now: float) -> None:
+        record = self._record_of(exchange, status, now)
+        self._metrics.observe(record)
+        self._remember_strip(exchange)
+        self._journal.add(record)
+        rate = self._metrics.seconds_per_token(record.model)
+        self._trend.request(record, rate, record.time + record.total_ms / 1e3)
+        self._count_family(record)
+        self._count_refusal(exchange, record.model)
+        level = logging.DEBUG if record.outcome is Outcome.OK else logging.INFO
+        if log.isEnabledFor(level):
+            log.log(level, "%s", orjson.dumps(record_json(record)).decode())
 
     def _count_refusal(self, exchange: Exchange, model: str) -> None:
         if exchange.refused in REJECT_REASONS:
-            self.metrics.rejected(exchange.refused)
+            self._metrics.rejected(exchange.refused)
         elif exchange.refused == ContextLengthExceeded.code and exchange.measured.exceeded == "tenant":
-            self.metrics.rejected("tenant_limit")
+            self._metrics.rejected("tenant_limit")
         elif exchange.refused == ContextLengthExceeded.code:
-            self.metrics.context_rejected(model)
+            self._metrics.context_rejected(model)
 
     def families(self) -> list[dict[str, Any]]:
         """What each family has cost so far, the most lately seen last."""
+        self.settle()
         return [
             {
                 "family": name,
@@ -119,12 +176,12 @@ class Telemetry:
             time=exchange.unix_time,
             tenant=exchange.tenant,
             path=exchange.path,
-            model=self._model_of(upstream) or exchange.measured.model or (_asked_model(plan) if plan else ""),
+            model=_word(self._model_of(upstream) or exchange.measured.model or (_asked_model(plan) if plan else "")),
             upstream=upstream,
             stream=exchange.streaming,
             kind=exchange.verdict.kind if exchange.verdict else Kind.UNIQUE,
             family=plan.family if plan else "",
-            lane=exchange.hints.lane or (plan.conversation if plan else ""),
+            lane=_word(exchange.hints.lane or (plan.conversation if plan else "")),
             slot=lease.slot if lease else None,
             outcome=exchange.outcome,
             status=status,
@@ -162,7 +219,7 @@ class Telemetry:
             upstream_since=lease.upstream_since,
             reuse_off=exchange.reuse_off,
             fork_failed=lease.reason in (Reason.WARM_FAILED, Reason.HOLD_EXPIRED),
-            no_rollback=_evaluated_much(exchange.usage) and self._cannot_roll_back(lease.backend.name),
+            no_rollback=lambda: _evaluated_much(exchange.usage) and self._cannot_roll_back(lease.backend.name),
         )
         return self._history.explain_miss(exchange.verdict, evidence, now)
 
@@ -172,13 +229,19 @@ class Telemetry:
             return
         form = plan.canonical
         reference = verdict.reference.request_id if verdict and verdict.reference else ""
-        strip = strip_of(form.segments if form else (), plan.chain.n_bytes, form.head_bytes if form else 0, reference)
-        self.strips.remember(exchange.id, strip, form.parts if form else (plan.body.raw,))
+        head_bytes = form.head_bytes if form else 0
+        if verdict and len(verdict.entry.digests) in range(1, MAX_SEGMENTS + 1):
+            strip = Strip(verdict.entry.labels, verdict.entry.ends, head_bytes, reference)
+        else:
+            strip = strip_of(form.segments if form else (), plan.chain.n_bytes, head_bytes, reference)
+        self._strips.remember(exchange.id, strip, form.parts if form else (plan.body.raw,), plan.body.raw)
 
     def _count_family(self, record: RequestRecord) -> None:
         if not record.family:
             return
-        family = self._families.setdefault(record.family, _Family())
+        family = self._families.get(record.family)
+        if family is None:
+            family = self._families[record.family] = _Family()
         self._families.move_to_end(record.family)
         family.requests += 1
         family.cached_tokens += record.cache_n or 0
@@ -189,19 +252,18 @@ class Telemetry:
             self._families.popitem(last=False)
 
 
-def _sight_of(exchange: Exchange) -> Sight:
-    plan = exchange.planned()
-    form = plan.canonical
+def _sight_of(exchange: Exchange, plan: Plan) -> Sight:
+    lease, form = exchange.lease, plan.canonical
     return Sight(
         request_id=exchange.id,
         model=_asked_model(plan),
         family=plan.family,
         lane=exchange.hints.lane,
         parts=form.parts if form else (plan.body.raw,),
-        labels=tuple(label for label, _, _ in form.segments) if form else ("prompt[0]",),
-        n_head=sum(end <= form.head_bytes for _, _, end in form.segments) if form else 0,
+        labels=tuple([label for label, _, _ in form.segments]) if form else ("prompt[0]",),
+        n_head=sum([end <= form.head_bytes for _, _, end in form.segments]) if form else 0,
         chain=plan.chain,
-        side=is_side(exchange.api, plan.body.data),
+        side=lease.ticket.side if lease else is_side(exchange.api, plan.body.data),
     )
 
 
@@ -213,9 +275,7 @@ def _asked_model(plan: Plan) -> str:
     return str(plan.body.data.get("model") or "")
 
 
-@contextmanager
-def _never_failing(what: str) -> Iterator[None]:
-    try:
-        yield
-    except Exception:
-        log.exception("%s a request failed", what)
+def _word(text: str) -> str:
+    """A client's own word, in bounds and in what UTF-8 can say: JSON may hold half a surrogate pair, and with one in a
+    label no scrape would ever succeed again."""
+    return text if text.isascii() and len(text) <= MAX_WORD else text[:MAX_WORD].encode(errors="replace").decode()

@@ -9,7 +9,7 @@ from collections import deque
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from prefixproxy.types import CacheSource, RequestRecord, Usage
+from prefixproxy.types import CacheSource, MissReason, RequestRecord, Usage
 
 STEP_S = 10
 STEPS = 360
@@ -55,10 +55,11 @@ class Trend:
         reported = record.cache_source is CacheSource.REPORTED
         cached = (record.cache_n or 0) if reported else 0
         evaluated = (record.prompt_n or 0) if reported else 0
-        missed = record.miss_reason.value not in ("none", "unknown")
-        self.tokens(cached, evaluated, now)
+        missed = record.miss_reason not in (MissReason.NONE, MissReason.UNKNOWN)
         for step in (self._step(now), self._total):
             step.requests += 1
+            step.cached += cached
+            step.evaluated += evaluated
             step.misses += missed
             step.saved_s += cached * (seconds_per_token or 0.0)
 

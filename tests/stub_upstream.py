@@ -407,8 +407,8 @@ def _usage(n_prompt: int, n_predicted: int, cache_n: int) -> dict[str, Any]:
     }
 
 
-async def _alone(n_slots: int) -> None:
-    async with StubUpstream(n_slots=n_slots, reuses=True) as stub:
+async def _alone(n_slots: int, n_ctx_slot: int) -> None:
+    async with StubUpstream(n_slots=n_slots, n_ctx_slot=n_ctx_slot, reuses=True) as stub:
         print(stub.url, flush=True)
         await asyncio.Event().wait()
 
@@ -416,6 +416,7 @@ async def _alone(n_slots: int) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--slots", type=int, default=4)
+    parser.add_argument("--ctx", type=int, default=4096, help="tokens of each slot")
     given = parser.parse_args()
     with suppress(KeyboardInterrupt):
-        asyncio.run(_alone(given.slots))
+        asyncio.run(_alone(given.slots, given.ctx))

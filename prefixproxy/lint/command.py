@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import TextIOWrapper
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from rich.console import Console
 
 from prefixproxy.errors import UsageError
 from prefixproxy.lint.compare import TokenCounter
-from prefixproxy.lint.input import read_samples
+from prefixproxy.lint.input import read_input
 from prefixproxy.lint.report import Setup, examine
 from prefixproxy.lint.show import as_json, print_report
 from prefixproxy.plan import Mode
@@ -42,13 +42,14 @@ class LintOptions:
 def run(files: Sequence[str], options: LintOptions) -> int:
     """Lint these files, print the report, and return the exit code. Raises UsageError for what cannot be read."""
     extra = [(name, _rule_file(name)) for name in options.rules]
-    samples = read_samples(_contents(files), options.path)
+    found = read_input(_contents(files), options.path)
     rules = load_rules(extra, frozenset(options.disabled))
     count, tokenizer, note = usable_tokenizer()
     # without a tokenizer no note can be measured: a limit that no note reaches keeps the stabiliser from asking
     limit = options.replay_limit if count else _NO_LIMIT_TOKENS
     setup = Setup(rules, StabilisePolicy(learned=options.learned, replay_limit_tokens=limit), options.mode)
-    report = examine(samples, setup, TokenCounter(count), tokenizer, note)
+    report = examine(found.samples, setup, TokenCounter(count), tokenizer, note)
+    report = replace(report, left_out=found.left_out)
     if options.json:
         sys.stdout.buffer.write(orjson.dumps(as_json(report), option=orjson.OPT_INDENT_2) + b"\n")
     else:

@@ -1,9 +1,11 @@
-"""Request bodies out of files: one object, a list of them, or JSON Lines; each alone, or beside the path it goes to."""
+"""Request bodies out of files: one object, a list of them, or JSON Lines; each alone, beside the path it goes to, or in
+a record of an exported journal."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from prefixproxy.body import Body, json_bytes, parse_json
@@ -31,18 +33,56 @@ class Sample:
     prompt: Prompt
 
 
-def read_samples(sources: Iterable[tuple[str, bytes]], path: str | None) -> list[Sample]:
-    """Every body of these (name, content) pairs, in order; `path` is where those go that do not say.
+@dataclass(frozen=True, slots=True)
+class Input:
+    """What was read. `left_out`: journal records without a body that lint could compare."""
+
+    samples: list[Sample]
+    left_out: int = 0
+
+
+def read_input(sources: Iterable[tuple[str, bytes]], path: str | None) -> Input:
+    """Every body of these (name, content) pairs, in order; `path` is where those go that do not say. An export of the
+    journal has its requests in the order in which they ended: here they come in that of their arrival.
 
     UsageError names the place of the first thing that is no body.
     """
     default = None if path is None else _api_of(path, "--path")
     out: list[Sample] = []
+    left_out, export = 0, ""
     for name, raw in sources:
-        out += [_sample(len(out) + i, name, *found, default) for i, found in enumerate(_values(name, raw), 1)]
+        found = list(_values(name, raw))
+        if found and all(_is_record(value) for _, value in found):
+            found.sort(key=lambda each: _arrival(each[1]))
+        for place, value in found:
+            try:
+                if not _is_record(value) or "body" in value:
+                    out.append(_sample(len(out) + 1, name, place, value, default))
+                    continue
+            except UsageError:
+                if not _is_record(value):
+                    raise
+            left_out, export = left_out + 1, export or name
+    if not out and left_out:
+        raise UsageError(f"{export}: {NO_TEXT}")
     if not out:
         raise UsageError("there is no request body in these files")
-    return out
+    return Input(out, left_out)
+
+
+NO_TEXT = (
+    "is a journal export whose records hold no prompt text, only sizes and positions; set journal.store_text = true, "
+    "restart the proxy, let the requests come again and export once more, or give lint the bodies that clients send"
+)
+
+
+def _is_record(value: Any) -> bool:
+    return isinstance(value, dict) and value.keys() >= _JOURNAL_KEYS
+
+
+def _arrival(record: Mapping[str, Any]) -> float:
+    time = record.get("time")
+    return float(time) if isinstance(time, int | float) else inf
 
 
 def guess_api(body: Mapping[str, Any]) -> Api | None:
@@ -133,11 +173,6 @@ def _sample(number: int, name: str, place: str, value: Any, default: Api | None)
         value = value["body"]
         if not isinstance(value, dict):
             raise UsageError(f"{where}: body: is no JSON object")
-    if value.keys() >= _JOURNAL_KEYS:
-        raise UsageError(
-            f"{where}: is a journal record, which holds sizes and positions but no prompt text; lint needs the request "
-            "bodies that clients send"
-        )
     api = named or guess_api(value)
     if api is None:
         keys = ", ".join(sorted(map(str, value))[:8]) or "none"

@@ -97,6 +97,8 @@ class Report:
     suggestions: tuple[Suggestion, ...]
     tokenizer: str
     note: str = ""
+    left_out: int = 0
+    """Journal records among the input that hold no prompt to compare."""
 
     @property
     def ok(self) -> bool:

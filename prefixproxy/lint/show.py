@@ -50,6 +50,7 @@ def _summary(report: Report) -> dict[str, int]:
     judged = [pair for pair in report.pairs if pair.nearest]
     return {
         "requests": len(report.requests),
+        "left_out": report.left_out,
         "pairs": len(report.pairs),
         "breaks_as_sent": sum(pair.sent.breaks for pair in judged),
         "breaks_stabilised": sum(pair.stabilised.breaks for pair in judged),
@@ -152,6 +153,9 @@ def _opening(report: Report) -> Iterator[str]:
     yield f"Token counts are estimated ({report.tokenizer}); the model's own may differ."
     if report.note:
         yield f"Note: {report.note}."
+    if report.left_out:
+        n = report.left_out
+        yield f"Note: {n} journal record{'s' * (n != 1)} without prompt text {'is' if n == 1 else 'are'} left out."
     if report.setup.mode != "apply":
         yield f'Note: stabilise.mode is "{report.setup.mode}", so the proxy changes nothing.'
 

@@ -88,7 +88,7 @@ def one_request(url: str, case: Case, text: str) -> float:
         started = time.perf_counter()
         connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         answer = b""
-        while not _whole(answer):
+        while not whole(answer):
             piece = connection.recv(1 << 16)
             if not piece:
                 raise RuntimeError(f"{url} broke off: {answer[:300]!r}")
@@ -99,7 +99,7 @@ def one_request(url: str, case: Case, text: str) -> float:
     return seconds
 
 
-def _whole(answer: bytes) -> bool:
+def whole(answer: bytes) -> bool:
     if b"\r\n\r\n" not in answer:
         return False
     length = re.search(rb"content-length: *(\d+)", answer[: answer.index(b"\r\n\r\n")], re.IGNORECASE)
@@ -135,9 +135,9 @@ def as_text(report: dict[str, Any]) -> str:
 
 
 @contextmanager
-def stub() -> Iterator[str]:
+def stub(n_ctx_slot: int = 4096) -> Iterator[str]:
     """The stub upstream in a process of its own; its URL."""
-    command = [sys.executable, str(HERE.parent / "stub_upstream.py")]
+    command = [sys.executable, str(HERE.parent / "stub_upstream.py"), "--ctx", str(n_ctx_slot)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             yield _line(process.stdout).strip()
@@ -157,7 +157,7 @@ def proxy(upstream: str) -> Iterator[str]:
             found = re.search(r"listens on (http://\S+)", said)
             if found is None:
                 raise RuntimeError(f"the proxy did not start: {said}")
-            _until_ready(found[1])
+            until_ready(found[1])
             yield found[1]
         finally:
             process.terminate()
@@ -169,7 +169,7 @@ def _line(stream: IO[str] | None) -> str:
     return stream.readline()
 
 
-def _until_ready(url: str) -> None:
+def until_ready(url: str) -> None:
     deadline = time.monotonic() + START_TIMEOUT_S
     while True:
         try:

@@ -399,7 +399,7 @@ def test_no_rollback() -> None:
     scene = Scene()
     scene.chat(*ROOT, user("a"))
     fork = scene.chat(*ROOT, user("b"), evaluated=False)
-    assert why(scene, fork, cached=0, no_rollback=True) is MissReason.NO_ROLLBACK
+    assert why(scene, fork, cached=0, no_rollback=lambda: True) is MissReason.NO_ROLLBACK
 
 
 def test_reuse_off_only_where_there_was_something_to_reuse() -> None:

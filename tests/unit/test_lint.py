@@ -20,7 +20,7 @@ from prefixproxy.chat import Canonical, canonical, parse_prompt
 from prefixproxy.errors import UsageError
 from prefixproxy.lint.command import usable_tokenizer
 from prefixproxy.lint.compare import Comparison, TokenCounter, Verdict, compare, shown
-from prefixproxy.lint.input import Sample, guess_api, read_samples
+from prefixproxy.lint.input import Sample, guess_api, read_input
 from prefixproxy.lint.report import Pair, Report, Setup, examine
 from prefixproxy.lint.rules import When, tools_detail
 from prefixproxy.lint.show import as_json, print_report
@@ -56,7 +56,7 @@ def body(system: str, *said: str, model: str = "m", **more: Any) -> dict[str, An
 
 
 def samples_of(*bodies: Any) -> list[Sample]:
-    return read_samples([("in", json.dumps(list(bodies)).encode())], None)
+    return read_input([("in", json.dumps(list(bodies)).encode())], None).samples
 
 
 def linted(*bodies: Any, setup: Setup | None = None) -> Report:
@@ -87,7 +87,7 @@ def compared(earlier: dict[str, Any], later: dict[str, Any]) -> Comparison:
 
 
 def read(raw: bytes, path: str | None = None) -> list[Sample]:
-    return read_samples([("file", raw)], path)
+    return read_input([("file", raw)], path).samples
 
 
 A, B = b'{"model":"m","messages":[]}', b'{"prompt":"x"}'
@@ -114,7 +114,7 @@ def test_every_spelling_of_bodies_is_read_with_its_place(raw: bytes, places: lis
 
 
 def test_numbers_go_on_through_files_and_their_order_is_kept() -> None:
-    samples = read_samples([("a", A + b"\n" + B), ("b", B)], None)
+    samples = read_input([("a", A + b"\n" + B), ("b", B)], None).samples
     assert [(s.number, s.source) for s in samples] == [(1, "a"), (2, "a"), (3, "b")]
 
 
@@ -172,11 +172,29 @@ def test_what_is_no_body_is_named_with_its_place(raw: bytes, said: str) -> None:
         read(raw)
 
 
-def test_a_journal_export_is_refused_in_clear_words() -> None:
+def test_a_journal_export_without_text_is_refused_in_clear_words() -> None:
     record = b'{"id":"1","path":"/v1/messages","miss_reason":"none","cache_source":"reported","prompt_n":3}'
     for raw in (record, record + b"\n" + record, b'{"requests":[' + record + b"]}"):
-        with pytest.raises(UsageError, match=r"journal record.* no prompt text"):
+        with pytest.raises(
+            UsageError, match=r"^file: is a journal export .* no prompt text.* journal.store_text = true"
+        ):
             read(raw)
+
+
+def record(number: int, time: float, **more: Any) -> bytes:
+    told = {"id": str(number), "time": time, "path": "/v1/chat/completions", "miss_reason": "none"}
+    return json.dumps({**told, "cache_source": "reported", "prompt_n": 3, **more}).encode()
+
+
+def test_a_journal_export_with_text_is_read_in_the_order_of_arrival() -> None:
+    early, late = ({"model": "m", "messages": [{"role": "user", "content": text}]} for text in ("early", "late"))
+    export = b"\n".join([record(2, 7.5, body=late), record(1, 7.0, body=early), record(3, 8.0, body={"messages": 7})])
+    found = read_input([("journal.jsonl", export + b"\n" + record(4, 9.0))], None)
+    assert [(s.number, s.place, s.body.data, s.guessed) for s in found.samples] == [
+        (1, "line 2", early, False),
+        (2, "line 1", late, False),
+    ]
+    assert found.left_out == 2
 
 
 def test_an_option_that_names_no_path_is_refused() -> None:
@@ -509,7 +527,7 @@ def test_shuffled_tools_and_respelled_calls_are_put_back() -> None:
     ],
 )
 def test_golden_cases(case: str, breaks_sent: int, breaks_stabilised: int, breaks_settled: int) -> None:
-    samples = read_samples([(case, (CASES / f"{case}.json").read_bytes())], None)
+    samples = read_input([(case, (CASES / f"{case}.json").read_bytes())], None).samples
     report = examine(samples, Setup(RULES), TokenCounter(None), "bytes/4")
     summary = as_json(report)["summary"]
     found = [summary[f"breaks_{state}"] for state in ("as_sent", "stabilised", "settled")]
