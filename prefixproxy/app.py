@@ -104,7 +104,7 @@ def create_app(settings: Settings, *, engine: Engine | None = None) -> Proxy:
     )
     rules = _rules(settings)
     planner = _planner(settings, rules)
-    telemetry, past = _telemetry(settings, metrics, trend, dispatcher)
+    telemetry, past = _telemetry(settings, metrics, trend, dispatcher, scheduler)
     keeping = _keeping(settings, scheduler, dispatcher, planner, past)
     parts = Parts(
         dispatcher=dispatcher,
@@ -267,21 +267,24 @@ def _policy(policy: Policy, *, settings: Settings, engine: Engine | None) -> Pol
     return policy if settings.reuse.mode != "off" else replace(policy, fork=False, root_threshold_s=math.inf)
 
 
-def _cannot_roll_back(dispatcher: Dispatcher) -> Callable[[str], bool]:
+def _cannot_roll_back(scheduler: Scheduler) -> Callable[[str], bool]:
     """Whether an upstream was seen to lose what its slots held when only a tail had to go."""
-    return lambda upstream: any(
-        view.name == upstream and view.truncated_reuse <= NO_ROLLBACK_SHARE for view in dispatcher.snapshot().upstreams
-    )
+
+    def asked(upstream: str) -> bool:
+        server = scheduler.servers.get(upstream)
+        return server is not None and server.slots.kept_share(can_fork=False) <= NO_ROLLBACK_SHARE
+
+    return asked
 
 
 def _telemetry(
-    settings: Settings, metrics: Metrics, trend: Trend, dispatcher: Dispatcher
+    settings: Settings, metrics: Metrics, trend: Trend, dispatcher: Dispatcher, scheduler: Scheduler
 ) -> tuple[Telemetry, JournalRows]:
     """What watches, and what of it outlives the process: nothing unless the settings say so."""
     journal = Journal(settings.journal.keep)
     strips = Strips(settings.journal.keep, store_text=settings.journal.store_text)
     past = JournalRows(journal, strips, settings.journal.keep if settings.journal.on_disk else 0)
-    model_of, cannot_roll_back = dispatcher.fleet.model_of, _cannot_roll_back(dispatcher)
+    model_of, cannot_roll_back = dispatcher.fleet.model_of, _cannot_roll_back(scheduler)
     return Telemetry(metrics, journal, History(), model_of, strips, trend, cannot_roll_back), past
 
 

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from prefixproxy.answers import AnswerMemory
 from prefixproxy.prefix import PrefixChain
-from prefixproxy.schedule.memory import Recalled, Snapshot
+from prefixproxy.schedule.memory import Recalled, Snapshot, residency, snapshots
 from prefixproxy.schedule.scheduler import Scheduler
 from prefixproxy.schedule.slots import Held
 from prefixproxy.stabilise.stabiliser import Stabiliser
@@ -113,14 +113,14 @@ class SlotRows:
 
     def changes(self) -> Rows:
         rows: Rows = {}
-        for slot, mark, held in self._scheduler.residency():
+        for slot, mark, held in residency(self._scheduler.servers.values()):
             name = f"{self.prefix}{slot.upstream}/{slot.slot}"
             if slot.upstream in self._upstreams and self._written.get(name) is not held:
                 self._written[name] = held
                 rows[name] = _held_row(mark, held) if held.tokens else None
-        for upstream, mark, snapshots in self._scheduler.snapshots():
+        for upstream, mark, found in snapshots(self._scheduler.servers.values()):
             if upstream in self._upstreams:
-                rows |= self._changed_files(f"{self.prefix}{upstream}/", mark, snapshots)
+                rows |= self._changed_files(f"{self.prefix}{upstream}/", mark, found)
         return rows
 
     def _changed_files(self, prefix: str, mark: str, snapshots: Sequence[Snapshot]) -> Rows:

@@ -34,8 +34,8 @@ class Evidence:
     """What is known once a request was answered.
 
     `started`: when it was sent, on the clock that `History` is given. `upstream_since`: when its upstream last came
-    up, None if it was there from the start. `no_rollback`: whether the model's memory cannot be cut back to a prefix; asked
-    only where something was lost, as the answer takes a look at everything.
+    up, None if it was there from the start. `no_rollback`: whether the model's memory cannot be cut back to a prefix;
+    asked only where something was lost, as the answer takes a look at everything.
     """
 
     started: float
@@ -45,7 +45,7 @@ class Evidence:
     upstream_since: float | None = None
     reuse_off: bool = False
     fork_failed: bool = False
-    no_rollback: Callable[[], bool] = bool
+    no_rollback: Callable[[], bool] = lambda: False
 
 
 @dataclass(frozen=True, slots=True)

@@ -224,14 +224,8 @@ class Journal(Section):
     """The record of past requests."""
 
     keep: Count = Field(1000, description="Requests kept in memory; older ones are forgotten.")
-    store_text: bool = Field(
-        False,
-        description="Keep prompt text too, in memory only, for the page and for exports that `lint` reads. Off: sizes"
-        " and positions only.",
-    )
-    on_disk: bool = Field(
-        False, description="Keep the records in the state file as well, so that they survive a restart. Never the text."
-    )
+    store_text: bool = Field(False, description="Keep prompt text in memory too: for the page, and exports for `lint`.")
+    on_disk: bool = Field(False, description="Keep the records (never the text) in the state file too, over restarts.")
 
 
 class Tenant(Section):

@@ -18,11 +18,11 @@ S8  what a slot holds is a belief: corrected by what the server reports, dropped
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from prefixproxy.schedule import memory, work
 from prefixproxy.schedule.look import ASSUMED_LOOK_S, look, polls
-from prefixproxy.schedule.memory import Recalled, Snapshot
+from prefixproxy.schedule.memory import Recalled
 from prefixproxy.schedule.place import Placement
 from prefixproxy.schedule.plan import (
     Gather,
@@ -41,7 +41,7 @@ from prefixproxy.schedule.plan import (
 from prefixproxy.schedule.queue import Queue, Waiting
 from prefixproxy.schedule.roots import Gathering, Root, RootTable, fingerprint
 from prefixproxy.schedule.run import Running, end, judge, learn, lease, settle
-from prefixproxy.schedule.slots import Held, Slot, Upstream, Work
+from prefixproxy.schedule.slots import Slot, Upstream, Work
 from prefixproxy.schedule.turns import uncached_tokens
 from prefixproxy.schedule.types import (
     Effect,
@@ -80,17 +80,14 @@ class Scheduler:
     # upstreams
 
     def recall(self, upstream: str, recalled: Recalled) -> None:
-        """What an earlier process last wrote down of an upstream (`residency`, `snapshots`). Believed when it comes up
+        """What an earlier process last wrote down of an upstream. Believed when it comes up
         first, if it is the same server by its mark, and each slot once it is seen to hold as much."""
         self._recalled[upstream, recalled.mark] = recalled
 
-    def residency(self) -> Iterator[tuple[SlotId, str, Held]]:
-        """What each slot is believed to hold, with its upstream's mark (model, build and settings)."""
-        return memory.residency(self._servers.values())
-
-    def snapshots(self) -> Iterator[tuple[str, str, list[Snapshot]]]:
-        """The files each upstream has, with its mark."""
-        return memory.snapshots(self._servers.values())
+    @property
+    def servers(self) -> Mapping[str, Server]:
+        """All that is known, by upstream; only to be read (`memory.residency`, `memory.snapshots`)."""
+        return self._servers
 
     def upstream_up(self, facts: UpstreamFacts, now: float) -> list[Effect]:
         """A probe succeeded. Its slots count as idle once seen so (`slots_seen`); where they cannot be seen they are

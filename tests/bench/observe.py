@@ -105,17 +105,18 @@ class Child:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--blocks", type=int, default=30, help=f"of {PER_BLOCK} requests, for each kind and way")
+    parser.add_argument("--blocks", type=int, default=30, help="of requests, for each kind and way")
+    parser.add_argument("--requests", type=int, default=PER_BLOCK, help="in each block")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--child", metavar="UPSTREAM", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.child:
         return serve(given.child)
-    if given.blocks < 1:
-        parser.error("--blocks: at least 1")
+    if given.blocks < 1 or given.requests < 1:
+        parser.error("--blocks, --requests: at least 1")
     with stub(n_ctx_slot=N_CTX) as upstream, proxy(upstream) as child:
-        taken = measure(child, given.blocks)
-    report = summary(taken, given.blocks)
+        taken = measure(child, given.blocks, given.requests)
+    report = summary(taken, given.blocks, given.requests)
     print(json.dumps(report, indent=2) if given.json else as_text(report))
     return 0
 
@@ -162,7 +163,7 @@ def proxy(upstream: str) -> Iterator[Child]:
             process.terminate()
 
 
-def measure(child: Child, blocks: int) -> dict[tuple[str, str], list[float]]:
+def measure(child: Child, blocks: int, requests: int) -> dict[tuple[str, str], list[float]]:
     """Processor seconds per request of each block, by case and way; "inside" is what telemetry took when observed."""
     taken: dict[tuple[str, str], list[float]] = {}
     line = Line(child.url)
@@ -170,9 +171,9 @@ def measure(child: Child, blocks: int) -> dict[tuple[str, str], list[float]]:
         for case in CASES:
             for way in WAYS if number % 2 else reversed(WAYS):
                 before = child.cpu_s(way)
-                for i in range(PER_BLOCK):
+                for i in range(requests):
                     line.ask(case, f"Ship {number} {i}")
-                spent = [(b - a) / PER_BLOCK for a, b in zip(before, child.cpu_s(way), strict=True)]
+                spent = [(b - a) / requests for a, b in zip(before, child.cpu_s(way), strict=True)]
                 if number >= WARM_UP_BLOCKS:
                     taken.setdefault((case.name, way), []).append(spent[0])
                     if way == "observed":
@@ -210,14 +211,14 @@ class Line:
         self._connection.close()
 
 
-def summary(taken: dict[tuple[str, str], list[float]], blocks: int) -> dict[str, Any]:
+def summary(taken: dict[tuple[str, str], list[float]], blocks: int, requests: int) -> dict[str, Any]:
     """Milliseconds of processor time per request, and what share observing is: by the difference of the two ways, and
     as counted inside. Lower quartiles of the blocks: whatever disturbs only ever adds."""
     rows = {case.name: {way: _quartile(taken[case.name, way]) for way in (*WAYS, "inside")} for case in CASES}
     whole_run = {way: sum(row[way] for row in rows.values()) for way in (*WAYS, "inside")}
     return {
         "blocks": blocks,
-        "requests_per_block": PER_BLOCK,
+        "requests_per_block": requests,
         "python": platform.python_version(),
         "cores": os.cpu_count(),
         **_shares(whole_run),

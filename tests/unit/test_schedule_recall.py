@@ -8,7 +8,7 @@ from schedule_sim import facts as sim_facts
 
 from prefixproxy.keeping import SlotRows
 from prefixproxy.prefix import chain_of
-from prefixproxy.schedule.memory import Recalled
+from prefixproxy.schedule.memory import Recalled, residency, snapshots
 from prefixproxy.schedule.scheduler import Scheduler
 from prefixproxy.schedule.slots import NOTHING, Held
 from prefixproxy.schedule.types import Effect, Grant, Reason, Restore, SlotSeen, Ticket, Warm
@@ -26,7 +26,7 @@ def mark() -> str:
     """The mark a scheduler gives to what it holds on this upstream."""
     s = Scheduler()
     s.upstream_up(FACTS, 0.0)
-    return next(mark for _, mark, _ in s.residency())
+    return next(mark for _, mark, _ in residency(s.servers.values()))
 
 
 def granted(seen_tokens: int, recalled_mark: str) -> Grant:
@@ -65,9 +65,11 @@ def test_what_is_written_down_is_what_is_believed() -> None:
     s = Scheduler()
     s.recall("local", Recalled(mark(), {1: HELD}))
     s.upstream_up(FACTS, 0.0)
-    assert [held for _, _, held in s.residency()] == [NOTHING, NOTHING], "nothing is certain before a look"
+    assert [held for _, _, held in residency(s.servers.values())] == [NOTHING, NOTHING], (
+        "nothing is certain before a look"
+    )
     s.slots_seen("local", {0: SlotSeen(False, 0), 1: SlotSeen(False, HELD.tokens)}, 1.0)
-    assert [(slot.slot, held) for slot, _, held in s.residency()] == [(0, NOTHING), (1, HELD)]
+    assert [(slot.slot, held) for slot, _, held in residency(s.servers.values())] == [(0, NOTHING), (1, HELD)]
 
 
 ROOT: Text = words("root", 1000)
@@ -75,13 +77,13 @@ ROOT: Text = words("root", 1000)
 
 def second_life(server: SimServer, mark: str = "") -> Sim:
     """Another proxy before the same server, which was restarted too: its slots are empty, its files are there."""
-    (first,) = play(Sim([server]), "first").scheduler.snapshots()
-    _, its_mark, snapshots = first
-    assert len(snapshots) == 1
+    (first,) = snapshots(play(Sim([server]), "first").scheduler.servers.values())
+    _, its_mark, files = first
+    assert len(files) == 1
     for row in server.rows:
         row.text = EMPTY
     again = Scheduler()
-    again.recall("u", Recalled(mark or its_mark, {}, snapshots))
+    again.recall("u", Recalled(mark or its_mark, {}, files))
     return Sim([server], scheduler=again)
 
 
@@ -125,9 +127,11 @@ def test_what_is_written_down_of_slots_and_files_is_read_back() -> None:
     kept = SlotRows(again := Scheduler(), ["u"])
     kept.load({name: row for name, row in rows.items() if row is not None})
     again.upstream_up(sim_facts(), 0.0)
-    assert list(again.snapshots()) == list(sim.scheduler.snapshots())
+    assert list(snapshots(again.servers.values())) == list(snapshots(sim.scheduler.servers.values()))
     again.slots_seen("u", sim.servers["u"].seen(), 1.0)
-    assert [held for _, _, held in again.residency()] == [held for _, _, held in sim.scheduler.residency()]
+    assert [held for _, _, held in residency(again.servers.values())] == [
+        held for _, _, held in residency(sim.scheduler.servers.values())
+    ]
 
 
 def test_a_file_that_was_given_up_is_written_down_as_gone() -> None:
