@@ -130,7 +130,7 @@ class Answering:
         _feed(assembler, reader, self._progress.close())
         started = self._clock()
         status, body = assembler.result()
-        self._learn([body])
+        self._learn([body, *assembler.beside])
         payload = orjson.dumps(body)
         self._exchange.times.own_s += self._clock() - started
         if not assembler.exact:

@@ -13,11 +13,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from prefixproxy.assemble_typed import Messages, Responses
 from prefixproxy.errors import UpstreamFailed
 from prefixproxy.prompt import Edit, SetKey
 from prefixproxy.types import PINNABLE, Api
 
-ASSEMBLED = frozenset({Api.CHAT, Api.COMPLETIONS, Api.COMPLETION, Api.INFILL})
+ASSEMBLED = frozenset({Api.CHAT, Api.COMPLETIONS, Api.COMPLETION, Api.INFILL, Api.RESPONSES, Api.MESSAGES})
+_TYPED = frozenset({Api.RESPONSES, Api.MESSAGES})
 
 _NATIVE = frozenset({Api.COMPLETION, Api.INFILL})
 _PROBABILITIES = ("n_probs", "logprobs", "top_logprobs")
@@ -45,11 +47,11 @@ def why_not(api: Api, body: Mapping[str, Any]) -> str | None:
         return "a line with too little indentation is cut after it was sent"
     if not _plain_controls(body):
         return "the server has to refuse a control field of the wrong type"
-    return _why_not_chat(body) if api is Api.CHAT else None
+    return _why_not_chat(body) if api is Api.CHAT or api in _TYPED else None
 
 
 def _why_not_chat(body: Mapping[str, Any]) -> str | None:
-    messages = body.get("messages")
+    messages = body.get("messages", body.get("input"))
     last = messages[-1] if isinstance(messages, list) and messages else None
     if body.get("continue_final_message") or (isinstance(last, dict) and last.get("role") == "assistant"):
         return "a continued message is repeated whole without streaming, and only its new part in a stream"
@@ -88,10 +90,12 @@ def _json_edits(api: Api, body: Mapping[str, Any]) -> tuple[Edit, ...]:
 
     The timings of every token tell whether the last text that came belongs to the last token.
     """
+    if api is Api.MESSAGES:
+        return (SetKey((), "stream", True),)  # it drops all else
     edits: list[Edit] = [SetKey((), "stream", True), SetKey((), "return_progress", True)]
     if api is Api.CHAT:
         edits.append(SetKey((), "stream_options", {**(body.get("stream_options") or {}), "include_usage": True}))
-    if api not in _NATIVE:
+    if api not in _NATIVE and api not in _TYPED:
         edits.append(SetKey((), "timings_per_token", True))
     return tuple(edits)
 
@@ -131,9 +135,20 @@ class Assembler:
             self._parts = _Completions(stops)
         elif api in _NATIVE:
             self._parts = _Native(stops)
+        elif api is Api.RESPONSES:
+            self._parts = Responses(
+                _limit(body, "max_output_tokens", "max_completion_tokens", "max_tokens", "n_predict")
+            )
+        elif api is Api.MESSAGES:
+            self._parts = Messages(_limit(body, "max_tokens"))
         else:
             raise ValueError(f"streams of {api} are not assembled")
         self.exact = True
+
+    @property
+    def beside(self) -> tuple[dict[str, Any], ...]:
+        """Counts that the stream told and the JSON answer leaves out."""
+        return (self._parts.timings,) if isinstance(self._parts, Responses) else ()
 
     def feed(self, event: dict[str, Any]) -> None:
         """Take one event's object; an error ends the answer."""
@@ -297,6 +312,12 @@ class _Chat:
         if not (any(self._texts.values()) or self._calls):
             return predicted in (None, 1) and finish == "stop" and not self._stops
         return finish != "length" or predicted in (None, self._tokens_at_text)
+
+
+def _limit(body: Mapping[str, Any], *names: str) -> int | None:
+    """The most tokens asked for, the strictest of several names; None without any."""
+    asked = [body[name] for name in names if isinstance(body.get(name), int) and body[name] >= 0]
+    return min(asked, default=None)
 
 
 def _choice(event: dict[str, Any]) -> dict[str, Any] | None:

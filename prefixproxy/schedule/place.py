@@ -170,9 +170,12 @@ class Placement(Prices):
         return None
 
     def _left_behind(self, ticket: Ticket, server: Server, cached: int) -> Hold | None:
-        """4. A slot that is coming free holds more of it, as far as its request got."""
+        """4. A slot that is coming free holds more of it, as far as its request got. A prefill that the server does not
+        break off (no progress can be asked for in /v1/messages) goes on to its end: then it need not be done twice."""
         for slot in server.slots.in_state(SlotState.DRAINING):
-            until = slot.since + DRAIN_WAIT_S
+            prefilling = slot.first_token_at is None and not slot.ended
+            rest_s = WAIT_SLACK * slot.uncached / server.rate(self.policy) if prefilling else 0.0
+            until = slot.since + max(DRAIN_WAIT_S, min(self.policy.max_warm_s, rest_s))
             reused, _ = self._reuse(ticket, server, slot.held)
             if self.now < until and self._worth(server, reused - cached):
                 return Hold(HoldReason.LEADER, until)

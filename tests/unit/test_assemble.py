@@ -272,7 +272,7 @@ def test_a_malformed_event_is_no_answer(api: Api, event: Json) -> None:
         assembler.result()
 
 
-@pytest.mark.parametrize("api", [Api.RESPONSES, Api.MESSAGES, Api.OLLAMA_CHAT, Api.OLLAMA_GENERATE])
+@pytest.mark.parametrize("api", [Api.OLLAMA_CHAT, Api.OLLAMA_GENERATE])
 def test_other_apis_are_not_assembled(api: Api) -> None:
     assert not can_assemble(api, {})
     with pytest.raises(ValueError, match="not assembled"):
@@ -330,7 +330,9 @@ def test_can_assemble(api: Api, body: Json) -> None:
         (Api.CHAT, {"messages": [USER, {"role": "assistant", "content": "So"}]}, "continued"),
         (Api.CHAT, {"continue_final_message": True}, "continued"),
         (Api.CHAT, {"reasoning_format": "deepseek-legacy"}, "reasoning"),
-        (Api.RESPONSES, {"input": "a"}, "API"),
+        (Api.RESPONSES, {"input": [USER, {"role": "assistant", "content": "So"}]}, "continued"),
+        (Api.MESSAGES, {"messages": [USER, {"role": "assistant", "content": "So"}]}, "continued"),
+        (Api.OLLAMA_CHAT, {"messages": [USER]}, "API"),
     ],
 )
 def test_why_not(api: Api, body: Json, reason: str) -> None:

@@ -1,0 +1,119 @@
+"""JSON answers of Responses and Messages from the typed events of their streams, as llama-server would write them.
+
+Sources: server-task.cpp, to_json_oaicompat_resp and to_json_anthropic with their `_stream` twins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+_ITEM_KEYS = {"message": ("content", "id", "role", "status", "type")}
+_BLOCK_ORDER = {"thinking": 0, "text": 1, "tool_use": 2}
+_DELTA_KEYS = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature"}
+
+
+class Responses:
+    """/v1/responses: its last event quotes the whole answer, in another order."""
+
+    def __init__(self, limit: int | None) -> None:
+        self._limit = limit
+        self._pieces = 0
+        self._response: dict[str, Any] | None = None
+        self.timings: dict[str, Any] = {}
+
+    def add(self, event: dict[str, Any]) -> None:
+        kind = event.get("type", "")
+        if kind.endswith(".delta"):
+            self._pieces += 1
+        elif kind == "response.completed":
+            self._response = event["response"]
+            self.timings = {"timings": event["timings"]} if "timings" in event else {}
+
+    def answer(self) -> tuple[dict[str, Any], bool] | None:
+        if self._response is None:
+            return None
+        said = self._response
+        body = {
+            "completed_at": said["created_at"],
+            "created_at": said["created_at"],
+            "id": said["id"],
+            "model": said["model"],
+            "object": said["object"],
+            "output": [_item(item) for item in said["output"]],
+            "status": said["status"],
+            "usage": said["usage"],
+        }
+        return body, _all_shown(bool(said["output"]), self._pieces, said["usage"]["output_tokens"], self._limit)
+
+
+def _item(item: dict[str, Any]) -> dict[str, Any]:
+    keys = _ITEM_KEYS.get(item["type"], tuple(item))
+    ordered = {key: item[key] for key in keys}
+    return ordered | ({"status": "completed"} if item["type"] == "reasoning" else {})
+
+
+class Messages:
+    """/v1/messages: a message without content, its blocks piece by piece, and how it ended."""
+
+    def __init__(self, limit: int | None) -> None:
+        self._limit = limit
+        self._pieces = 0
+        self._message: dict[str, Any] = {}
+        self._blocks: dict[int, dict[str, Any]] = {}
+        self._arguments: dict[int, str] = {}
+        self._ended = False
+        self.timings: dict[str, Any] = {}
+
+    def add(self, event: dict[str, Any]) -> None:
+        match event.get("type"):
+            case "message_start":
+                self._message = dict(event["message"])
+            case "content_block_start":
+                self._blocks[event["index"]] = dict(event["content_block"])
+            case "content_block_delta":
+                self._pieces += 1
+                self._add_delta(event["index"], event["delta"])
+            case "message_delta":
+                self._message |= event["delta"]
+                self._message["usage"] = {**self._message["usage"], **event["usage"]}
+            case "message_stop":
+                self._ended = True
+
+    def _add_delta(self, index: int, delta: Mapping[str, Any]) -> None:
+        if delta["type"] == "input_json_delta":
+            self._arguments[index] = self._arguments.get(index, "") + delta["partial_json"]
+            return
+        key = _DELTA_KEYS[delta["type"]]
+        self._pieces -= key == "signature"
+        self._blocks[index][key] = self._blocks[index].get(key, "") + delta[key]
+
+    def answer(self) -> tuple[dict[str, Any], bool] | None:
+        if not self._ended:
+            return None
+        blocks = [self._whole_block(index) for index in sorted(self._blocks)]
+        blocks = [block for block in blocks if block.get("text") != ""]
+        blocks.sort(key=lambda block: _BLOCK_ORDER[block["type"]])
+        message = {**self._message, "content": blocks}
+        limit = self._limit if message["stop_reason"] == "max_tokens" else None
+        return message, _all_shown(bool(blocks), self._pieces, message["usage"]["output_tokens"], limit)
+
+    def _whole_block(self, index: int) -> dict[str, Any]:
+        block = self._blocks[index]
+        if block["type"] != "tool_use":
+            return block
+        try:
+            arguments = orjson.loads(self._arguments.get(index) or "{}")
+        except orjson.JSONDecodeError:
+            arguments = {}
+        return {"type": "tool_use", "id": block["id"], "name": block["name"], "input": arguments}
+
+
+def _all_shown(said: bool, pieces: int, predicted: int, limit: int | None) -> bool:
+    """Whether nothing can be missing: what the server held back is lost only at the token limit, and of an answer that
+    was parsed to nothing it quotes the raw text elsewhere. As many pieces as tokens are all there is."""
+    if not said:
+        return predicted <= 1
+    return limit is None or predicted < limit or pieces >= predicted
