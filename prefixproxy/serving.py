@@ -12,6 +12,7 @@ from pathlib import Path
 
 from prefixproxy.app import EMBEDDED, Proxy, create_app
 from prefixproxy.engine import (
+    HOST,
     Engine,
     EngineEvent,
     EngineFailed,
@@ -145,6 +146,23 @@ def _stop_signals() -> list[int]:
 
 def server_of(proxy: Proxy) -> Server:
     return Server(proxy.app, proxy.ending)
+
+
+@asynccontextmanager
+async def on_loopback(settings: Settings, engine: EngineSettings | None) -> AsyncIterator[tuple[Proxy, str]]:
+    """A proxy with these settings on a free loopback port; its parts and its URL."""
+    listener = bind(HOST, 0)
+    try:
+        async with wired(settings, engine) as proxy, asyncio.TaskGroup() as group:
+            server = server_of(proxy)
+            group.create_task(server.serve(sockets=[listener]))
+            try:
+                await server.up.wait()
+                yield proxy, f"http://{HOST}:{listener.getsockname()[1]}"
+            finally:
+                server.tell_to_stop()
+    finally:
+        listener.close()
 
 
 async def serve(settings: Settings, on_listening: Callable[[str], None]) -> None:

@@ -22,6 +22,9 @@ EDGES = {
     "answering",
     "app",
     "backends*",
+    "bench.command",
+    "bench.run",
+    "bench.send",
     "capacity.command",
     "cli",
     "demo*",
@@ -124,8 +127,18 @@ IMPORTED_BY = {
     "cli": {"__main__"},
     "app": {"cli", "demo*", "served", "serving"},
     "relay": {"app", "passthrough", "status"},
-    "settings": {"admission", "app", "cli", "demo*", "doctor.command", "served", "serving", "verify.command"},
-    "state": {"app", "doctor.command", "keeping", "serving", "verify.command"},
+    "settings": {
+        "admission",
+        "app",
+        "cli",
+        "bench.command",
+        "demo*",
+        "doctor.command",
+        "served",
+        "serving",
+        "verify.command",
+    },
+    "state": {"app", "bench.command", "doctor.command", "keeping", "serving", "verify.command"},
 }
 """For these modules, everybody who may import them."""
 

@@ -27,7 +27,6 @@ from prefixproxy.demo.prompt import Lane, briefing
 from prefixproxy.demo.show import Board, Report, as_json, report_lines
 from prefixproxy.demo.wave import PATH, LaneRun, Wave, run_wave
 from prefixproxy.engine import (
-    HOST,
     Engine,
     EngineFailed,
     EngineSettings,
@@ -37,7 +36,7 @@ from prefixproxy.engine import (
 )
 from prefixproxy.errors import ProxyError, UsageError
 from prefixproxy.facts.gather import engine_flags, gather_engine, look
-from prefixproxy.serving import DEFAULT_CTX_TOKENS, bind, server_of, wired
+from prefixproxy.serving import DEFAULT_CTX_TOKENS, on_loopback
 from prefixproxy.settings import load_settings, packaged_config
 from prefixproxy.types import Api
 from prefixproxy.upkeep import Health
@@ -150,18 +149,8 @@ class _Demo:
 async def proxied(engine: EngineSettings) -> AsyncIterator[tuple[Proxy, str]]:
     """A proxy with default settings, on a free loopback port, over this engine; its parts and its URL."""
     settings = load_settings(packaged_config("default.toml"), {"state.path": ":memory:"}, {})
-    listener = bind(HOST, 0)
-    try:
-        async with wired(settings, engine) as proxy, asyncio.TaskGroup() as group:
-            server = server_of(proxy)
-            group.create_task(server.serve(sockets=[listener]))
-            try:
-                await server.up.wait()
-                yield proxy, f"http://{HOST}:{listener.getsockname()[1]}"
-            finally:
-                server.tell_to_stop()
-    finally:
-        listener.close()
+    async with on_loopback(settings, engine) as running:
+        yield running
 
 
 async def _ready(proxy: Proxy) -> LlamaServer:

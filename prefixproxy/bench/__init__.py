@@ -1,0 +1,1 @@
+"""`prefixproxy bench`."""
