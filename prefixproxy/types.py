@@ -184,6 +184,8 @@ class UpstreamFacts:
     multimodal: bool = False
     shared: bool = False
     """Others may send it requests behind our back."""
+    architecture: str = ""
+    """As the model's file names it, "" where that is not known."""
     reuse_off: str = ""
     """Why nothing may be reused there; "" if it may."""
     tried: Mapping[int, Usage] = field(default_factory=dict)

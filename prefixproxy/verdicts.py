@@ -41,17 +41,17 @@ class Verdicts:
         outcome = row.get("outcome") if isinstance(row, dict) else None
         return {PASSED: True, FAILED: False}.get(str(outcome))
 
-    def against_reuse(self, facts: UpstreamFacts, architecture: str = "") -> str:
+    def against_reuse(self, facts: UpstreamFacts) -> str:
         """Why nothing may be reused there; "" if it may."""
         row = self.rows.get(row_name(facts))
         outcome = row.get("outcome") if isinstance(row, dict) else None
         if outcome == FAILED and isinstance(row, dict):
             return f"`prefixproxy verify` failed on this model, build and context: {row.get('because')}"
-        if outcome != PASSED and needs_verdict(facts, architecture):
+        if outcome != PASSED and needs_verdict(facts):
             return _NEVER_VERIFIED
         return ""
 
 
 def needs_verdict(facts: UpstreamFacts, architecture: str = "") -> bool:
     """Whether reuse waits for a passed `verify`: by the architecture where that is known, and by the model's name."""
-    return any(_RECORDED.search(text) for text in (architecture, facts.model, *facts.models))
+    return any(_RECORDED.search(text) for text in (architecture, facts.architecture, facts.model, *facts.models))

@@ -114,7 +114,7 @@ MAY_IMPORT = {
     "chat*": {"chat*", "body", "prompt", "prefix"},
     "stabilise*": {"stabilise*", "chat*", "volatile*", "conversations", "evidence", "prompt", "prefix"},
     "sse": {"prompt"},
-    "backends*": {"backends*", "prompt", "usage"},
+    "backends*": {"backends*", "capacity.gguf", "prompt", "usage"},
     "journal": set[str](),
     "metrics": {"labels", "tallies"},
     "classify": {"misses", "quotes", "sightings", "prefix"},

@@ -19,6 +19,7 @@ import orjson
 from prefixproxy.backends import CopyResult, SlotReading, WarmCost
 from prefixproxy.backends.http import HttpUpstream
 from prefixproxy.backends.llamacpp_memory import never_used, rolls_back
+from prefixproxy.backends.llamacpp_model import architecture_of
 from prefixproxy.errors import OtherKind, ProxyError, UpstreamFailed
 from prefixproxy.types import Api, Capabilities, SlotId, UpstreamFacts, Usage
 from prefixproxy.usage import usage_from
@@ -70,6 +71,7 @@ class LlamaServer(HttpUpstream):
         self._tries = tries
         self._build = build
         self._rolls_back: dict[str, bool | None] = {}
+        self._architecture = ("", "")
 
     async def probe(self) -> UpstreamFacts:
         props = await self.call("GET", "/props")
@@ -100,8 +102,15 @@ class LlamaServer(HttpUpstream):
             ),
             multimodal=any(modalities.values()) if isinstance(modalities, dict) else False,
             shared=self._shared,
+            architecture=await self._architecture_at(str(props.get("model_path") or "")),
             tried=tried,
         )
+
+    async def _architecture_at(self, model_path: str) -> str:
+        """Read once for each file."""
+        if self._architecture[0] != model_path:
+            self._architecture = model_path, await asyncio.to_thread(architecture_of, model_path)
+        return self._architecture[1]
 
     async def _asked_once(self, props: Mapping[str, Any], tried: dict[int, Usage]) -> bool | None:
         """Whether memory can be cut back, tried out on a server that nobody has used and that is awake; later probes

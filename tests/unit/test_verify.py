@@ -215,4 +215,5 @@ def test_an_architecture_with_a_recorded_corruption_waits_for_a_passed_verdict(n
 def test_other_architectures_do_not_wait() -> None:
     assert not needs_verdict(replace(FACTS, model="Kimi-K2-Instruct", models=("akdaniz",)))
     assert needs_verdict(FACTS, "kimi-linear")
+    assert Verdicts({}).against_reuse(replace(FACTS, architecture="kimi-linear")) != ""
     assert Verdicts({row_name(FACTS): "nonsense"}).against_reuse(FACTS) == ""
