@@ -247,7 +247,7 @@ def _planner(settings: Settings, rules: RuleSet) -> Planner:
     stabilise = settings.stabilise
     policy = StabilisePolicy(learned=stabilise.learned, replay_limit_tokens=stabilise.replay_limit)
     tools, answers = ToolMemory(MAX_TOOL_SETS, MAX_MEMORY_BYTES), AnswerMemory(MAX_CALLS, MAX_MEMORY_BYTES)
-    return Planner(Stabiliser(rules, policy), tools, answers, stabilise.mode)
+    return Planner(Stabiliser(rules, policy), tools, answers, stabilise.mode, compat=stabilise.compat)
 
 
 def _rule_file(name: str) -> str:

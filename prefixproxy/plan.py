@@ -14,6 +14,7 @@ from prefixproxy.answers import AnswerMemory
 from prefixproxy.body import Body, json_bytes
 from prefixproxy.chat import Canonical, answer_message, apply_edits, canonical, parse_prompt
 from prefixproxy.chat_parts import NotUnderstood
+from prefixproxy.compat import folded
 from prefixproxy.patience.splice import returned
 from prefixproxy.prefix import PrefixChain, blocks_within, chain_of
 from prefixproxy.prompt import Edit, Prompt
@@ -51,35 +52,41 @@ class Plan:
 class Planner:
     """Owns what the stabilising steps remember. Not one of its methods waits."""
 
-    def __init__(self, stabiliser: Stabiliser, tools: ToolMemory, answers: AnswerMemory, mode: Mode) -> None:
+    def __init__(
+        self, stabiliser: Stabiliser, tools: ToolMemory, answers: AnswerMemory, mode: Mode, *, compat: bool = False
+    ) -> None:
+        """`compat`: prompts are made such as strict templates take (`prefixproxy.compat`) before anything else."""
         self.stabiliser = stabiliser
         self.tools = tools
         self.answers = answers
         self.mode: Mode = mode
+        self._compat = compat
+        self._folded: WeakKeyDictionary[Body, Body] = WeakKeyDictionary()
         self._prompts: WeakKeyDictionary[Body, Prompt | None] = WeakKeyDictionary()
 
     def read_ahead(self, api: Api, body: Body, *, off: bool = False) -> Iterator[None]:
         """The part of planning that may take long, in slices of a few milliseconds: whoever has others to serve does
         so between two of them. Leaving it out changes no plan."""
-        prompt = None if off or self.mode == "off" else self._read(api, body)
+        prompt = None if off or self.mode == "off" else self._read(api, self._taken(api, body))
         if prompt is not None:
             yield from self.stabiliser.read_ahead(prompt)
 
     def arrive(self, api: Api, body: Body, request_id: str, now: float, *, lane: str = "", off: bool = False) -> bool:
         """A new request is seen, before it is planned. True if it taught something, so that the requests that wait
         should be planned anew."""
-        prompt = None if off or self.mode == "off" else self._read(api, body)
+        prompt = None if off or self.mode == "off" else self._read(api, self._taken(api, body))
         if prompt is None:
             return False
         return self.stabiliser.observe(prompt, now, request_id=request_id)
 
     def plan(self, api: Api, body: Body, request_id: str, now: float, *, lane: str = "", off: bool = False) -> Plan:
         """Decide and remember. Called again for the same `request_id`, it replaces what the first call remembered."""
-        return self._plan(api, body, now, lane, "off" if off else self.mode, request_id)
+        taken = body if off else self._taken(api, body)
+        return self._plan(api, taken, now, lane, "off" if off else self.mode, request_id)
 
     def explain(self, api: Api, body: Body, now: float, *, lane: str = "") -> Plan:
         """What `plan` would answer; nothing is remembered."""
-        return self._plan(api, body, now, lane, self.mode, None)
+        return self._plan(api, self._taken(api, body), now, lane, self.mode, None)
 
     def answered(self, request_id: str, answer: Mapping[str, Any]) -> None:
         """The assistant message, in the chat API's shape, that this request was given."""
@@ -91,6 +98,14 @@ class Planner:
     def forget(self, request_id: str) -> None:
         """The request was never sent: it is in nobody's history."""
         self.stabiliser.forget_request(request_id)
+
+    def _taken(self, api: Api, body: Body) -> Body:
+        """The body as the template takes it."""
+        if not self._compat:
+            return body
+        if body not in self._folded:
+            self._folded[body] = folded(api, body)
+        return self._folded[body]
 
     def _read(self, api: Api, body: Body) -> Prompt | None:
         """The body's prompt. It is read once, though a request is planned at its arrival and again while it waits."""

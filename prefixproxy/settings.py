@@ -143,9 +143,8 @@ class Stabilise(Section):
         (), description="More rule files (TOML). Relative paths start at the settings file that names them."
     )
     disabled: Words = Field((), description="Names of rules that must not act.")
-    replay_limit: Count = Field(
-        64, description="Notes of more tokens than this stand in the newest user message only; old copies go."
-    )
+    compat: bool = Field(False, description="Fold system messages that strict templates refuse into the user turn.")
+    replay_limit: Count = Field(64, description="A note of more tokens stands in the newest user message only.")
 
 
 class Admission(Section):
