@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import math
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -19,17 +19,18 @@ from starlette.routing import Route
 from prefixproxy import __version__
 from prefixproxy.admission import AdmissionControl
 from prefixproxy.body import Body
+from prefixproxy.compaction import price, spike, turns_of
 from prefixproxy.dispatch import Dispatcher
 from prefixproxy.errors import BadRequest, ProxyError, UpstreamTimedOut, UsageError
 from prefixproxy.intake import read_body
 from prefixproxy.journal import record_json
 from prefixproxy.metrics import StatusSnapshot, UpstreamStatus
-from prefixproxy.microscope import explain
+from prefixproxy.microscope import explain, tokens_before
 from prefixproxy.page import load_page
 from prefixproxy.plan import Plan
 from prefixproxy.relay import Parts
 from prefixproxy.schedule.types import SchedulerSnapshot
-from prefixproxy.types import API_OF_PATH, SlotState
+from prefixproxy.types import API_OF_PATH, RequestRecord, SlotState
 from prefixproxy.upkeep import Health, UpstreamState
 
 DEFAULT_LIMIT, LARGEST_LIMIT = 100, 10_000
@@ -200,7 +201,20 @@ class Status:
             self._rule_advice,
             observing=planner.mode == "observe",
         )
+        turns = turns_of(record, telemetry.journal.get)
+        explained |= {"re_evaluated_tokens": spike(turns), "compaction": self._compaction(turns)}
         return _json({**record_json(record), "explain": explained})
+
+    def _compaction(self, turns: Sequence[RequestRecord]) -> dict[str, Any] | None:
+        """What going on costs, and what compacting now; None for what is no long conversation."""
+        record = turns[0]
+        strip = self._parts.telemetry.strips.strip(record.id)
+        keeper = self._parts.dispatcher.keepers.get(record.upstream)
+        if strip is None or record.prompt_tokens is None or keeper is None:
+            return None
+        root_tokens = tokens_before(strip.head_bytes, strip.n_bytes, record.prompt_tokens)
+        n_ctx_slot = keeper.state.facts.n_ctx_slot if keeper.state.facts else None
+        return price(turns, root_tokens, n_ctx_slot, keeper.limits.min_generation)
 
     async def explain(self, request: Request) -> Response:
         """What would be sent upstream for a body, and why; nothing is sent, nothing is remembered."""

@@ -177,9 +177,23 @@ function factList(record) {
     ['First token', milliseconds(record.ttft_ms)],
     ['Total', milliseconds(record.total_ms)],
     ['Outcome', `${words(record.outcome)}, ${record.status}`],
+    ...compactionFacts(record.explain),
   ];
   return el('dl', { class: 'facts' }, ...facts.map(([name, value]) =>
     el('div', {}, el('dt', { text: name }), el('dd', { text: value }))));
+}
+
+// For a long conversation: tokens that going on evaluates, and compacting now.
+function compactionFacts({ compaction, re_evaluated_tokens: anew }) {
+  const facts = isNumber(anew) ? [['Rewritten history', `${count(anew)} tokens evaluated anew`]] : [];
+  if (!compaction) return facts;
+  const way = ({ next_turn: next, anew: all }) => `${count(next)} tokens next turn, ${count(all)} whenever all is evaluated anew`;
+  return [...facts,
+    ['Carrying on', way(compaction.carry_on)],
+    ['Compacting now', `${way(compaction.compact_now)}, with a summary of ${count(compaction.summary_tokens)} (${compaction.summary_is})`],
+    ['Turns left in the slot', count(compaction.turns_left)],
+    ['Compact?', compaction.advice],
+  ];
 }
 
 // A name with # in front heads a column of numbers.

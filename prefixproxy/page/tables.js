@@ -76,7 +76,7 @@ function rowOf(record) {
   return el('tr', {},
     el('td', {}, id),
     el('td', { class: 'wide', text: timeOfDay(record.time) }),
-    el('td', { text: record.kind }),
+    el('td', { title: spikeOf(record) }, record.kind, spikeOf(record) ? el('span', { class: 'spike', 'aria-hidden': 'true', text: ' \u25b2' }) : ''),
     el('td', { class: 'wide' }, ...familyName(record.family)),
     el('td', { class: 'wide clip', text: record.lane, title: record.lane }),
     el('td', { class: 'wide num', text: record.slot ?? UNKNOWN }),
@@ -86,6 +86,12 @@ function rowOf(record) {
     el('td', { class: 'wide num', text: milliseconds(record.ttft_ms) }),
     el('td', { class: 'wide num', text: milliseconds(record.total_ms) }),
     el('td', { class: 'miss clip', text: bad, title: bad }));
+}
+
+// A history that was rewritten is evaluated anew, once: the price of a compaction.
+function spikeOf(record) {
+  if (!['compaction', 'rewrite', 'reducer'].includes(record.kind) || !isNumber(record.prompt_n)) return '';
+  return `${count(record.prompt_n)} tokens evaluated, as this prompt was put together anew`;
 }
 
 function familyName(name) {

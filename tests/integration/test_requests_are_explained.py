@@ -72,6 +72,21 @@ async def test_observing_says_what_would_have_been_moved() -> None:
     assert [(m["rule"], m["done"]) for m in record["explain"]["moved"]] == [("clock", False)]
 
 
+async def test_a_long_conversation_is_told_what_compacting_would_cost_and_what_it_did() -> None:
+    turns = ["One? " * 200, "Yes. " * 200, "Two? " * 200, "Yes. " * 200, "Three? " * 200]
+    async with proxied_stub() as (_, running):
+        for n in (1, 3):
+            assert (await explained(running, body(BRIEFING * 3, *turns[:n])))["explain"]["re_evaluated_tokens"] is None
+        third = await explained(running, body(BRIEFING * 3, *turns))
+        compacted = await explained(running, body(BRIEFING * 3, "So far: two answers.", turns[3], turns[4]))
+    price = third["explain"]["compaction"]
+    assert price["turns_seen"] == 3
+    assert price["carry_on"]["next_turn"] == price["growth_tokens"]
+    assert price["root_tokens"] + price["history_tokens"] == third["prompt_tokens"]
+    assert compacted["kind"] == "compaction"
+    assert compacted["explain"]["re_evaluated_tokens"] == compacted["prompt_n"]
+
+
 async def test_the_status_suggests_rules_and_the_trend_counts() -> None:
     async with proxied_stub() as (_, running), httpx.AsyncClient(base_url=running.url, timeout=60) as client:
         records = [await explained(running, body(f"{BRIEFING}Build {n}7f ready to check.", "One?")) for n in "abc"]
