@@ -175,7 +175,9 @@ def read_jsonl(lines: Iterable[bytes | str]) -> Iterator[tuple[int, RequestRecor
         try:
             yield number, record_from_json(_loaded(line))
         except KeyError as error:
-            raise UsageError(f"line {number}: not a journal record: {error.args[0]} is missing") from None
+            is_answer = str(line[:16]).find('"requests"') >= 0
+            hint = "; export the journal with ?format=jsonl" if is_answer else ""
+            raise UsageError(f"line {number}: not a journal record: {error.args[0]} is missing{hint}") from None
         except (TypeError, ValueError) as error:
             raise UsageError(f"line {number}: not a journal record: {error}") from None
 

@@ -16,7 +16,7 @@ from prefixproxy.errors import UsageError
 from prefixproxy.journal import read_jsonl
 from prefixproxy.simulate.play import Arrival
 from prefixproxy.simulate.text import Text, span
-from prefixproxy.types import Kind, RequestRecord
+from prefixproxy.types import Kind, Outcome, RequestRecord
 
 NEAR = 0.1
 """How far, relatively, an estimate from bytes may be from the server's count of the same prefix."""
@@ -45,7 +45,9 @@ def read_trace(lines: Iterable[bytes]) -> Trace:
     records, skipped = [], 0
     for number, record in read_jsonl(lines):
         _check(number, record)
-        if record.prompt_tokens:
+        if (
+            record.prompt_tokens and record.outcome is not Outcome.REJECTED
+        ):  # what was too long has a count all the same
             records.append(record)
         else:
             skipped += 1

@@ -18,7 +18,7 @@ from prefixproxy.simulate.report import Report, as_json, as_svg, quantile, repor
 from prefixproxy.simulate.synthetic import WORKLOADS, Workload, synthetic
 from prefixproxy.simulate.text import span
 from prefixproxy.simulate.trace import Trace, read_trace
-from prefixproxy.types import FirstDifference, Kind, RequestRecord
+from prefixproxy.types import FirstDifference, Kind, Outcome, RequestRecord
 
 FIRST = replace(RECORD, id="r0", time=100.0, kind=Kind.ROOT, lane="a", prompt_tokens=1000, cache_n=0, prompt_n=1000)
 FIRST = replace(FIRST, fork=False, predicted_n=20, prompt_ms=2000.0, ttft_ms=2500.0, total_ms=3500.0, relocations=())
@@ -86,6 +86,8 @@ def test_rates_are_those_of_the_trace_and_what_was_never_evaluated_is_counted() 
     rejected = replace(FIRST, id="r9", prompt_tokens=None, cache_n=None, prompt_n=None, predicted_n=None)
     trace = trace_of([FIRST, rejected])
     assert (trace.skipped, trace.prefill_rate, trace.decode_rate) == (1, 500.0, 19.0)
+    too_long = replace(rejected, prompt_tokens=90_000, outcome=Outcome.REJECTED, status=400, context_exceeded=True)
+    assert trace_of([FIRST, too_long]).skipped == 1
     assert trace_of([replace(FIRST, prompt_n=31)]).prefill_rate is None
 
 
@@ -95,6 +97,7 @@ def test_rates_are_those_of_the_trace_and_what_was_never_evaluated_is_counted() 
         (b"{", "line 2: not a journal record: "),
         (b"[]", "line 2: not a journal record: "),
         (b"{}", "line 2: not a journal record: id is missing"),
+        (b'{"requests":[]}', "line 2: not a journal record: id is missing; export the journal with ?format=jsonl"),
         ({"prompt_tokens": -1}, "line 2: prompt_tokens: a whole number from 0 is expected, got -1"),
         ({"prompt_tokens": "9"}, "line 2: prompt_tokens: a whole number from 0 is expected, got '9'"),
         ({"time": None}, "line 2: time: a number from 0 is expected, got None"),
