@@ -52,12 +52,14 @@ class Step:
 @dataclass(frozen=True, slots=True)
 class Lane:
     """What tells conversations of one family apart: the client's own name for it, ids in the head, and the `fields`
-    (digests of all spans that do not change by the turn) as far as they differ."""
+    (digests of all spans that do not change by the turn) as far as they differ. `client`: what the client calls it for
+    somebody else, which several conversations may share and one may change."""
 
     hint: str = ""
     strict: Values = ()
     weak: Values = ()
     fields: tuple[tuple[int, bytes], ...] = ()
+    client: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +250,8 @@ def _own(places: Sequence[Place], lane: Lane, values: Sequence[bytes]) -> Place 
     """The place that is this lane's: no value that tells lanes apart may differ."""
     if lane.hint:
         places = [p for p in places if p.conversation.lane.hint in ("", lane.hint)]
+    if lane.client:
+        places = [p for p in places if p.conversation.lane.client == lane.client] or places
     same = [p for p in places if p.conversation.lane.strict == lane.strict]
     exact = [p for p in same if p.conversation.lane.weak == lane.weak]
     if not exact:

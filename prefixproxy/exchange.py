@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from starlette.types import Scope
 
 from prefixproxy.canary import Arm
 from prefixproxy.context import Measured
+from prefixproxy.identity import HEADERS
 from prefixproxy.intake import OUR_HEADERS, header
 from prefixproxy.lease import Lease
 from prefixproxy.misses import Verdict
 from prefixproxy.plan import Plan
 from prefixproxy.schedule.types import Ticket
-from prefixproxy.side import is_side
 from prefixproxy.types import Api, Outcome, Priority, TicketId, Usage
 from prefixproxy.warming import Rendering
 
@@ -34,6 +35,8 @@ class Hints:
     stabilise_off: bool = False
     read_timeout_s: float | None = None
     """How long the client waits for a byte, where it says so."""
+    names: Mapping[bytes, str] = field(default_factory=dict)
+    """What it calls this conversation, by header (`identity.HEADERS`)."""
 
     @classmethod
     def of(cls, scope: Scope) -> Hints:
@@ -43,6 +46,7 @@ class Hints:
             lane=header(scope, OUR_HEADERS + b"lane")[:200],
             priority=Priority.BATCH if asked == Priority.BATCH else Priority.INTERACTIVE,
             stabilise_off=header(scope, OUR_HEADERS + b"stabilise").lower() == "off",
+            names={name: value for name in HEADERS if (value := header(scope, name))},
             read_timeout_s=_seconds(next(filter(None, (header(scope, name) for name in _READ_TIMEOUTS)), "")),
         )
 
@@ -87,6 +91,9 @@ class Exchange:
     target: str = ""
     """The raw path and query to forward."""
     plan: Plan | None = None
+    conversation: str = ""
+    """The client's own name for it, if it gave one: a hint."""
+    side: bool = False
     streaming: bool = False
     outcome: Outcome = Outcome.OK
     usage: Usage = field(default_factory=Usage)
@@ -145,7 +152,7 @@ def ticket_of(exchange: Exchange, n_tokens: int, deadline: float, *, pinnable: b
         path=exchange.path,
         tenant=exchange.tenant,
         priority=exchange.hints.priority,
-        side=is_side(exchange.api, data),
+        side=exchange.side,
         wanted_slot=wanted_slot(data) if pinnable else None,
         pinnable=pinnable,
         warmable=reuse and pinnable and exchange.api is Api.CHAT and prompt is not None and not prompt.multimodal,

@@ -79,14 +79,29 @@ class Planner:
             return False
         return self.stabiliser.observe(prompt, now, request_id=request_id)
 
-    def plan(self, api: Api, body: Body, request_id: str, now: float, *, lane: str = "", off: bool = False) -> Plan:
-        """Decide and remember. Called again for the same `request_id`, it replaces what the first call remembered."""
+    def read(self, api: Api, body: Body) -> Prompt | None:
+        """The prompt before any stabilising; None for a body no dialect understands."""
+        return self._read(api, self._taken(api, body))
+
+    def plan(
+        self,
+        api: Api,
+        body: Body,
+        request_id: str,
+        now: float,
+        *,
+        lane: str = "",
+        client: str = "",
+        off: bool = False,
+    ) -> Plan:
+        """Decide and remember. Called again for the same `request_id`, it replaces what the first call remembered.
+        `client` is the client's own name for the conversation (`identity.conversation_of`)."""
         taken = body if off else self._taken(api, body)
-        return self._plan(api, taken, now, lane, "off" if off else self.mode, request_id)
+        return self._plan(api, taken, now, (lane, client), "off" if off else self.mode, request_id)
 
     def explain(self, api: Api, body: Body, now: float, *, lane: str = "") -> Plan:
         """What `plan` would answer; nothing is remembered."""
-        return self._plan(api, self._taken(api, body), now, lane, self.mode, None)
+        return self._plan(api, self._taken(api, body), now, (lane, ""), self.mode, None)
 
     def answered(self, request_id: str, answer: Mapping[str, Any]) -> None:
         """The assistant message, in the chat API's shape, that this request was given."""
@@ -113,7 +128,9 @@ class Planner:
             self._prompts[body] = parse_prompt(api, body)
         return self._prompts[body]
 
-    def _plan(self, api: Api, body: Body, now: float, lane: str, mode: Mode, request_id: str | None) -> Plan:
+    def _plan(
+        self, api: Api, body: Body, now: float, names: tuple[str, str], mode: Mode, request_id: str | None
+    ) -> Plan:
         prompt = self._read(api, body)
         if prompt is None:
             return _opaque_plan(api, body)
@@ -124,8 +141,9 @@ class Planner:
             live = mode == "apply" and request_id is not None
             steadied = self._steady(prompt, remember=request_id is not None)
             edited = apply_edits(prompt, steadied)
+            lane, client = names
             if live:
-                done = self.stabiliser.apply(edited, now, lane=lane, request_id=request_id or "")
+                done = self.stabiliser.apply(edited, now, lane=lane, client=client, request_id=request_id or "")
             else:
                 done = self.stabiliser.preview(edited, now, lane=lane)
             relocations, family, conversation = done.relocations, done.family, done.conversation

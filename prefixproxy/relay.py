@@ -36,6 +36,7 @@ from prefixproxy.exchange import (
 )
 from prefixproxy.gate import Gate
 from prefixproxy.guard import ContextGuard
+from prefixproxy.identity import NamedConversations, conversation_of
 from prefixproxy.intake import (
     OUR_HEADERS,
     ClientGone,
@@ -54,6 +55,7 @@ from prefixproxy.plan import Planner
 from prefixproxy.prompt import Edit, Remove, SetKey
 from prefixproxy.reply import Reply
 from prefixproxy.schedule.types import Ticket
+from prefixproxy.side import is_side
 from prefixproxy.telemetry import Telemetry
 from prefixproxy.types import API_OF_PATH, PINNABLE, Outcome, TicketId
 from prefixproxy.warming import Rendering
@@ -89,6 +91,7 @@ class Parts:
     """To be called when the planner may have something new to keep over a restart."""
     reuse: ReuseMode
     pace: Pace = field(default_factory=Pace)
+    named: NamedConversations = field(default_factory=NamedConversations)
 
 
 class Relay:
@@ -164,6 +167,7 @@ class _Run:
             exchange.id,
             self._clock(),
             lane=exchange.hints.lane,
+            client=exchange.conversation,
             off=exchange.hints.stabilise_off,
         )
         exchange.arm = self._parts.reuse.arm(exchange.api, self._body.data, exchange.hints.lane, exchange.plan.family)
@@ -185,6 +189,7 @@ class _Run:
         try:
             self._body = Body.parse(raw)
             exchange.streaming = client_streams(exchange.api, self._body.data)
+            self._recognise()
             off = exchange.hints.stabilise_off
             for _ in self._planner.read_ahead(exchange.api, self._body, off=off):
                 await asyncio.sleep(0)
@@ -204,6 +209,14 @@ class _Run:
         finally:
             if exchange.lease is None:
                 self._planner.forget(exchange.id)
+
+    def _recognise(self) -> None:
+        """What its client says it belongs to, and whether it goes beside that."""
+        exchange = self._exchange
+        exchange.conversation = conversation_of(exchange.hints.names, self._body.data)
+        prompt = self._planner.read(exchange.api, self._body)
+        beside = self._parts.named.is_beside(exchange.conversation, prompt)
+        exchange.side = beside or is_side(exchange.api, self._body.data)
 
     async def _guard(self) -> None:
         """Raises ContextLengthExceeded before the queue, not behind it. How long a slot is, is known only while an

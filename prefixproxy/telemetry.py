@@ -26,7 +26,6 @@ from prefixproxy.microscope import MAX_SEGMENTS, Strip, Strips, strip_of
 from prefixproxy.misses import Evidence
 from prefixproxy.plan import Plan
 from prefixproxy.schedule.types import Reason
-from prefixproxy.side import is_side
 from prefixproxy.sightings import Sight
 from prefixproxy.trend import Trend
 from prefixproxy.types import FirstDifference, Kind, MissReason, Outcome, RequestRecord, Usage
@@ -253,7 +252,7 @@ class Telemetry:
 
 
 def _sight_of(exchange: Exchange, plan: Plan) -> Sight:
-    lease, form = exchange.lease, plan.canonical
+    form = plan.canonical
     return Sight(
         request_id=exchange.id,
         model=_asked_model(plan),
@@ -263,7 +262,7 @@ def _sight_of(exchange: Exchange, plan: Plan) -> Sight:
         labels=tuple([label for label, _, _ in form.segments]) if form else ("prompt[0]",),
         n_head=sum([end <= form.head_bytes for _, _, end in form.segments]) if form else 0,
         chain=plan.chain,
-        side=lease.ticket.side if lease else is_side(exchange.api, plan.body.data),
+        side=exchange.side,
     )
 
 

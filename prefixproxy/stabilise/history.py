@@ -77,7 +77,7 @@ class Notes:
     conversation: Conversation
 
 
-def history_of(prompt: Prompt, view: HeadView, values: Sequence[bytes], hint: str) -> History:
+def history_of(prompt: Prompt, view: HeadView, values: Sequence[bytes], hint: str, client: str = "") -> History:
     """The prompt's history, and the lane that its head and its client tell."""
     tail = prompt.messages[len(prompt.head) :]
     keys, said = [blake2b(view.key, digest_size=16).digest()], [message_digest(message) for message in tail]
@@ -104,6 +104,7 @@ def history_of(prompt: Prompt, view: HeadView, values: Sequence[bytes], hint: st
             tuple(sorted({pair for span in view.spans for pair in span.strict})),
             tuple(sorted({pair for span in view.spans for pair in span.weak})),
             fields,
+            client,
         ),
     )
 

@@ -86,10 +86,13 @@ class Stabiliser:
         self._learner = Learner()
         self._pending: OrderedDict[str, Change] = OrderedDict()
 
-    def apply(self, prompt: Prompt, now: float, *, lane: str = "", request_id: str = "") -> Stabilised:
-        """Decide, and remember. A second call for the same `request_id` replaces what the first one remembered."""
+    def apply(
+        self, prompt: Prompt, now: float, *, lane: str = "", client: str = "", request_id: str = ""
+    ) -> Stabilised:
+        """Decide, and remember. A second call for the same `request_id` replaces what the first one remembered.
+        `lane` is a name that tells conversations apart; `client` one that several may share."""
         self.forget_request(request_id)
-        decision = self._decide(prompt, lane)
+        decision = self._decide(prompt, lane, client)
         self._learn(prompt, decision.view, decision.values, now)
         if decision.notes is not None:
             change = self._conversations.put(decision.notes.conversation)
@@ -165,10 +168,10 @@ class Stabiliser:
         tables = (tomllib.loads(s.toml)["rule"][0] for s in self._learner.suggestions())
         return [read_rule(table, "learned", fragments) for table in tables]
 
-    def _decide(self, prompt: Prompt, lane: str) -> _Decision:
+    def _decide(self, prompt: Prompt, lane: str, client: str = "") -> _Decision:
         view = self._view(prompt)
         values = _values(view)
-        history = history_of(prompt, view, values, lane)
+        history = history_of(prompt, view, values, lane, client)
         place = None
         if view.spans:
             place = self._conversations.find(history.known(), history.lane, history.heard(), history.called(), values)

@@ -106,6 +106,7 @@ def _entry(c: Conversation) -> dict[str, Any]:
         "label": c.label,
         "serial": c.serial,
         "hint": c.lane.hint,
+        "client": c.lane.client,
         "strict": [list(pair) for pair in c.lane.strict],
         "weak": [list(pair) for pair in c.lane.weak],
         "fields": [[number, value.hex()] for number, value in c.lane.fields],
@@ -126,6 +127,7 @@ def _conversation(ident: str, entry: dict[str, Any]) -> Conversation:
         strict=tuple((str(a), str(b)) for a, b in entry["strict"]),
         weak=tuple((str(a), str(b)) for a, b in entry["weak"]),
         fields=tuple((int(number), bytes.fromhex(value)) for number, value in entry["fields"]),
+        client=str(entry.get("client", "")),
     )
     notes = tuple(Note(int(at), int(number), str(text)) for at, number, text in entry["notes"])
     steps = tuple(

@@ -64,6 +64,15 @@ def test_the_clients_own_name_for_a_lane_counts_first() -> None:
     assert found(known, Lane("z")) == b"none"
 
 
+def test_a_name_that_the_client_gives_somebody_else_only_prefers() -> None:
+    known = store(conversation(b"one", Lane(client="x")), conversation(b"two", Lane(client="y")))
+    assert found(known, Lane(client="x")) == b"one"
+    assert found(known, Lane(client="y")) == b"two"
+    newest = found(known, Lane())
+    assert newest is not None
+    assert found(known, Lane(client="new session, same history")) == newest
+
+
 def test_a_run_id_may_change_only_where_a_session_agrees_and_nobody_else_is_meant() -> None:
     one = Lane(strict=(("session", "s"),), weak=(("run", "1"),))
     two = replace(one, weak=(("run", "2"),))
