@@ -102,7 +102,9 @@ class Fleet:
         return not model or is_listed(model, self._facts()) or not self._unknown_one_loads()
 
     def _unknown_one_loads(self) -> bool:
-        return any(state.health is Health.LOADING and state.facts is None for state in self._states())
+        """Not for longer than anybody would wait for it: a gateway before a dead server may say so for ever."""
+        loading = [s for s in self._states() if s.health is Health.LOADING and s.facts is None]
+        return any(self._clock() < state.loading_since + self._loading_wait_s for state in loading)
 
     def _states(self) -> list[UpstreamState]:
         return [keeper.state for keeper in self._keepers.values()]

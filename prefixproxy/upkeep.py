@@ -55,6 +55,7 @@ class UpstreamState:
     restart_s: float = 0.0
     """Its process is started anew whenever it ends, and takes this long at the most; 0: nobody here starts it."""
     back_since: float | None = None
+    loading_since: float = float("-inf")
     read_at: float = float("-inf")
     told_down: bool = False
     """The log has it: once for each time it is down, not for each probe that finds it so."""
@@ -214,6 +215,8 @@ class Upkeep:
     def _is_down(self, why: str, *, loading: bool) -> None:
         self.state.failure = why
         if loading or self._clock() < self.state.back_by:
+            if self.state.health is not Health.LOADING:
+                self.state.loading_since = self._clock()
             self.state.health = Health.LOADING
             self._listener.coming(self.state.backend.name)
         else:
