@@ -175,9 +175,9 @@ class _Entrance:
             lifespan=lifespan,
             exception_handlers={404: status.no_route, 405: status.no_route},
         )
-        self._relay = Relay(parts)
         self._events = events
         self._passthrough = Passthrough(parts)
+        self._relay = Relay(parts, self._passthrough.elsewhere)
         self._marker = marker.encode()
         self._taking_slots = PathReader([*API_OF_PATH, *SLOT_TAKING])
 

@@ -61,6 +61,11 @@ class Fleet:
             raise self.unavailable(model)
         return min(found, key=lambda each: each[1].rank)[0]
 
+    def elsewhere(self, model: str, path: str) -> Backend | None:
+        """The upstream that would hand such a request on to somebody else's machine, if it would go to one."""
+        found = self.serving(model, path) if model else []
+        return next((backend for backend, _ in found if backend.forwards(model)), None)
+
     def listing(self, path: str) -> list[Backend]:
         """Every upstream that is up and may have `path`, in the order of the settings."""
         live = [state for state in self._states() if state.health is Health.UP]

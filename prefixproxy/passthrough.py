@@ -121,6 +121,20 @@ class Passthrough:
         except ProxyError as failure:
             await reply.error(failure)
 
+    async def elsewhere(self, scope: Scope, reply: Reply, body: bytes) -> bool:
+        """Forward a prompt whose model runs on somebody else's machine, as it came: it takes no slot here, waits for
+        none, and is nothing to measure. False for any other."""
+        fleet = self._parts.dispatcher.fleet
+        backend = fleet.elsewhere(asked_model(scope, body), scope["path"])
+        if backend is None:
+            return False
+        plain = {**scope, "headers": without(scope["headers"], frozenset({b"content-encoding"}))}
+        try:
+            await self._exchange(plain, reply, body, backend, None)
+        except ProxyError as failure:
+            await reply.error(failure)
+        return True
+
     async def _listed(self, scope: Scope, reply: Reply) -> bool:
         """The models of all upstreams, if there are several to ask."""
         backends = self._parts.dispatcher.fleet.listing(scope["path"])

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,6 +64,8 @@ ATTEMPTS = 2
 """One retry, and only while nothing was generated: an idle connection may have been closed by the server in the moment
 it was used."""
 SERVICE_UNAVAILABLE = 503
+_MAY_BE_ELSEWHERE = b"cloud"
+"""No name of a model that an upstream forwards is without it: other bodies need not be read for that."""
 _RESUMABLE = b"x-conversation-id"
 """It turns on resumable streams, which run on after a disconnect (server-stream.cpp): the slot would not come free."""
 _NOT_FORWARDED = frozenset({b"content-length", b"content-encoding", b"accept-encoding", b"expect", _RESUMABLE})
@@ -97,8 +99,10 @@ class Parts:
 class Relay:
     """Raw ASGI application for every path in `API_OF_PATH`."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, elsewhere: Callable[[Scope, Reply, bytes], Awaitable[bool]]) -> None:
+        """`elsewhere` forwards a request of which no upstream here has the work, and says whether it was one."""
         self._parts = parts
+        self._elsewhere = elsewhere
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         reply = Reply(send, scope["path"])
@@ -116,6 +120,8 @@ class Relay:
             with until_stopped():
                 raw = await self._admit(exchange, scope, receive)
                 run = _Run(self._parts, exchange, scope, reply)
+                if _MAY_BE_ELSEWHERE in raw and await self._forwarded(scope, receive, reply, raw):
+                    return
                 if not await unless_gone(receive, run.work(raw), Patience(self._parts.pace, exchange, reply)):
                     exchange.outcome = Outcome.CLIENT_GONE
         except ClientGone:
@@ -126,6 +132,16 @@ class Relay:
                 exchange.refused = "" if reply.begun else failure.code
             await reply.error(failure)
         self._parts.telemetry.record(exchange, reply.status or 0, self._parts.clock())
+
+    async def _forwarded(self, scope: Scope, receive: Receive, reply: Reply, raw: bytes) -> bool:
+        was_elsewhere = False
+
+        async def forward() -> None:
+            nonlocal was_elsewhere
+            was_elsewhere = await self._elsewhere(scope, reply, raw)
+
+        gone = not await unless_gone(receive, forward())
+        return gone or was_elsewhere
 
     async def _admit(self, exchange: Exchange, scope: Scope, receive: Receive) -> bytes:
         """The decoded body of a client that may use this proxy, with a target that can be forwarded."""

@@ -128,6 +128,10 @@ class Backend(Protocol):
         """What to change in the client's body for this kind of server, beside what the plan changes."""
         ...
 
+    def forwards(self, model: str) -> bool:
+        """Whether it hands what is asked of `model` on to somebody else's machine: that takes none of its slots."""
+        ...
+
     def interpret(self, answer: Answer) -> Reading:
         """What the counts of an answer mean here."""
         ...

@@ -87,6 +87,9 @@ class AutoUpstream:
     def control(self, api: Api, body: Mapping[str, Any]) -> Sequence[Edit]:
         return self._found.control(api, body)
 
+    def forwards(self, model: str) -> bool:
+        return self._found.forwards(model)
+
     def interpret(self, answer: Answer) -> Reading:
         return self._found.interpret(answer)
 

@@ -214,6 +214,9 @@ class HttpUpstream:
     def control(self, api: Api, body: Mapping[str, Any]) -> Sequence[Edit]:
         return ()
 
+    def forwards(self, model: str) -> bool:
+        return False
+
     def interpret(self, answer: Answer) -> Reading:
         return Reading(answer.usage)
 

@@ -42,6 +42,8 @@ ONE_SLOT_FAMILIES = frozenset(
 )
 """Run with one slot whatever OLLAMA_NUM_PARALLEL says (server/sched.go)."""
 _LATEST = ":latest"
+_CLOUD = (":cloud", "-cloud")
+"""How models are called that Ollama forwards to its own cloud (server/cloud_proxy.go)."""
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 log = logging.getLogger(__name__)
@@ -105,6 +107,9 @@ class Ollama(SlotlessUpstream):
         running = self._running_as(body)
         model = running.name if running else _tagged(str(body.get("model") or ""))
         return self._options.edits(api, body, model, running.n_ctx if running else None)
+
+    def forwards(self, model: str) -> bool:
+        return model.endswith(_CLOUD)
 
     def interpret(self, answer: Answer) -> Reading:
         reading = self._counts.read(answer, self._n_ctx(answer.body))

@@ -387,3 +387,43 @@ async def test_a_command_to_unload_is_passed_on() -> None:
         unload = {"model": "tiny", "keep_alive": 0}
         await post(running, "/api/generate", unload)
         assert ollama.generating()[-1].json() == unload
+
+
+@pytest.mark.parametrize("path", ["/api/chat", "/v1/chat/completions"])
+async def test_models_in_the_cloud_wait_for_nothing_here(path: str) -> None:
+    ollama = ScriptedOllama(models={"tiny:latest": "llama", "big:120b-cloud": "", "big:cloud": ""})
+    async with before(ollama, slots=1) as running, asyncio.TaskGroup() as group:
+        ollama.may_prefill.clear()
+        here = group.create_task(post(running, "/api/chat", chat()))
+        async with asyncio.timeout(60):
+            await ollama.arrived(1)
+        ollama.routes[path] = lambda exchange: exchange.json(200, {"from": "the cloud"})
+        for model in ("big:120b-cloud", "big:cloud"):
+            raw = orjson.dumps({**chat(), "model": model}, option=orjson.OPT_INDENT_2)
+            async with httpx.AsyncClient(base_url=running.url, timeout=60) as client:
+                answer = await client.post(path, content=raw)
+            assert answer.json() == {"from": "the cloud"}
+            assert ollama.requests[-1].body == raw
+        assert not here.done()
+        ollama.may_prefill.set()
+        await here
+        assert len(running.proxy.parts.telemetry.journal.newest(10)) == 1
+
+
+async def test_a_prompt_that_only_speaks_of_clouds_stays_here() -> None:
+    ollama = ScriptedOllama()
+    async with before(ollama) as running:
+        assert (await post(running, "/api/chat", chat("Why is a cloud white? :cloud"))).status_code == 200
+        assert newest(running).outcome is Outcome.OK
+
+
+async def test_a_cloud_that_breaks_off_is_told() -> None:
+    ollama = ScriptedOllama(models={"big:cloud": ""})
+
+    async def broken(exchange: Any) -> None:
+        exchange.reset()
+
+    async with before(ollama) as running:
+        ollama.routes["/api/chat"] = broken
+        answer = await post(running, "/api/chat", {**chat(), "model": "big:cloud"})
+        assert (answer.status_code, answer.json()["code"]) == (502, "upstream_error")
