@@ -76,7 +76,7 @@ function rowOf(record) {
   return el('tr', {},
     el('td', {}, id),
     el('td', { class: 'wide', text: timeOfDay(record.time) }),
-    el('td', { title: spikeOf(record) }, record.kind, spikeOf(record) ? el('span', { class: 'spike', 'aria-hidden': 'true', text: ' \u25b2' }) : ''),
+    el('td', { title: spikeOf(record), class: spikeOf(record) ? 'spike' : null, text: record.kind }),
     el('td', { class: 'wide' }, ...familyName(record.family)),
     el('td', { class: 'wide clip', text: record.lane, title: record.lane }),
     el('td', { class: 'wide num', text: record.slot ?? UNKNOWN }),
