@@ -19,7 +19,7 @@ from prefixproxy.errors import UpstreamFailed
 from prefixproxy.types import Api, Usage
 from prefixproxy.usage import usage_from
 
-ANSWER_TOKENS = 16
+ANSWER_TOKENS = 8
 REQUEST_TIMEOUT_S = 1800.0
 MAX_LINE_BYTES = 1 << 20
 _HEADERS = [(b"content-type", b"application/json")]

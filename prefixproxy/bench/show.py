@@ -59,7 +59,7 @@ def _beside(report: Report) -> Table:
     table.add_column("scenario", no_wrap=True)
     columns = [(target, measured) for target in report.targets for measured in target.arms]
     for target, measured in columns:
-        table.add_column(f"{target.name}\n{_ARM[measured.arm]}", justify="right")
+        table.add_column(f"{target.name}\n{_ARM[measured.arm]}", justify="right", overflow="fold")
     for scenario in Scenario:
         cells = [
             f"{_middle(target.ratio(measured, scenario), '{:.2f}')}, {_percent(measured.found_share(scenario))}"

@@ -67,6 +67,17 @@ def test_an_ollama_is_measured_by_its_own_api_and_what_it_does_not_tell_is_said(
     assert "one run of each scenario" in done.stdout
 
 
+def test_two_servers_stand_side_by_side_and_are_compared_on_equal_terms_only(tmp_path: Path) -> None:
+    sizes = ("--lanes", 1, "--root", 60, "--repeat", 1, "--no-proxy")
+    with in_thread("one", ScriptedOllama) as one, in_thread("other", ScriptedOllama) as other:
+        done = bench(one.url, other.url, *sizes, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "side by side" in done.stdout
+    assert f"ollama at {one.url}" in done.stdout
+    assert f"ollama at {other.url}" in done.stdout
+    assert "the servers are not compared with each other, only each with its own control" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
