@@ -12,7 +12,9 @@ WIDTH, ROW, LEFT, RIGHT, TOP = 760, 40, 210, 30, 84
 LEAST_MOST = 1.25
 """The axis ends here, or further right where a ratio does."""
 _COLOURS = ("#0b6e99", "#b35900")
-"""By server."""
+"""By server; of a single one, by arm."""
+MOST_FINE = 2.0
+"""Up to here there is a line for every quarter, beyond for every half."""
 
 
 def as_svg(report: Report) -> str:
@@ -36,8 +38,13 @@ def as_svg(report: Report) -> str:
         arms = [(i, target, measured) for i, target in enumerate(report.targets) for measured in target.arms]
         for place, (i, target, measured) in enumerate(arms):
             shift = (place - (len(arms) - 1) / 2) * ROW / (len(arms) + 1.5)
-            parts += _dots(target, measured, scenario, y + shift, most, _COLOURS[i % len(_COLOURS)])
+            parts += _dots(target, measured, scenario, y + shift, most, _colour(report, i, measured))
     return "\n".join([*parts, "</svg>", ""])
+
+
+def _colour(report: Report, server: int, measured: Measured) -> str:
+    number = server if len(report.targets) > 1 else int(measured.arm is Arm.STRAIGHT)
+    return _COLOURS[number % len(_COLOURS)]
 
 
 def _x(ratio: float, most: float) -> float:
@@ -66,7 +73,7 @@ def _legend(report: Report) -> Iterator[str]:
     x = 16.0
     for number, target in enumerate(report.targets):
         for measured in target.arms:
-            colour = _COLOURS[number % len(_COLOURS)]
+            colour = _colour(report, number, measured)
             yield _mark(measured.arm, x + 5, 44, f'fill="{colour}" stroke="{colour}"')
             words = ("through the proxy" if measured.arm is Arm.PROXY else "straight") + f", {target.name}"
             yield f'<text x="{x + 16}" y="48">{escape(words)}</text>'
@@ -80,4 +87,4 @@ def _axis(most: float, height: int) -> Iterator[str]:
         stroke = "#999" if ratio == 1.0 else "#ddd"
         yield f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{TOP - 8}" y2="{height - 36}" stroke="{stroke}"/>'
         yield f'<text x="{x:.1f}" y="{height - 18}" text-anchor="middle">{ratio:g}×</text>'
-        ratio += 0.25
+        ratio += 0.25 if most <= MOST_FINE else 0.5
