@@ -54,7 +54,7 @@ from prefixproxy.status import OWN_PREFIX, PUBLIC, Status, status_snapshot
 from prefixproxy.target import PathReader
 from prefixproxy.telemetry import Telemetry
 from prefixproxy.tools import ToolMemory
-from prefixproxy.trend import Trend
+from prefixproxy.trend import Copy, Trend
 from prefixproxy.types import API_OF_PATH, Usage
 from prefixproxy.verdicts import Verdicts
 from prefixproxy.volatile.files import load_rules
@@ -136,11 +136,15 @@ class _Watch:
     def __init__(self, metrics: Metrics, trend: Trend) -> None:
         self._trend = trend
         self._metrics = metrics
-        self.fork = metrics.fork
+        self.no_effect = metrics.no_effect
 
     def warmup(self, upstream: str, outcome: str, model: str, slot: int | None, usage: Usage | None) -> None:
         self._metrics.warmup(upstream, outcome, model, slot, usage)
         self._trend.warmup(upstream, slot, outcome, usage, time.time())
+
+    def fork(self, upstream: str, outcome: str, seconds: float, slot: int, source: int | None) -> None:
+        self._metrics.fork(upstream, outcome, seconds)
+        self._trend.copy(Copy(upstream, slot, source, outcome, time.time(), seconds))
 
     def tried(self, upstream: str, model: str, slot: int, usage: Usage) -> None:
         self._metrics.tried(upstream, model, slot, usage)

@@ -217,6 +217,8 @@ class Dispatcher:
             confirmed_idle=lease.idle,
         )
         self._learn_ratio(lease)
+        if lease.had_no_effect:
+            self._watch.no_effect(lease.backend.name, forked=lease.fork)
         self._cut_short.released(lease, self._clock())
         self._apply(self._scheduler.finished(lease.ticket.id, finish, self._clock()))
 

@@ -9,6 +9,8 @@ from typing import Protocol, assert_never
 
 from prefixproxy.backends import Backend, SlotReading
 from prefixproxy.errors import ProxyError, Rejected, UpstreamUnavailable
+from prefixproxy.schedule.rates import MIN_RATE_TOKENS
+from prefixproxy.schedule.roots import DELIVERED_SHARE
 from prefixproxy.schedule.types import Reason, Reject, RejectReason, Ticket
 from prefixproxy.types import Usage
 from prefixproxy.warming import Rendering
@@ -35,7 +37,9 @@ class Watch(Protocol):
 
     def warmup(self, upstream: str, outcome: str, model: str, slot: int | None, usage: Usage | None) -> None: ...
 
-    def fork(self, upstream: str, outcome: str, seconds: float) -> None: ...
+    def fork(self, upstream: str, outcome: str, seconds: float, slot: int, source: int | None) -> None: ...
+
+    def no_effect(self, upstream: str, *, forked: bool) -> None: ...
 
     def tried(self, upstream: str, model: str, slot: int, usage: Usage) -> None: ...
 
@@ -79,6 +83,13 @@ class Lease:
         """On the event loop's clock; None: whenever it likes."""
         if self.limit is not None and not self.limit.expired():
             self.limit.reschedule(when)
+
+    @property
+    def had_no_effect(self) -> bool:
+        """Whether its root was warmed or copied for it, and its whole answer shows that hardly any of it was reused."""
+        cached, whole = self.usage.cached_tokens, self.ok and not self.truncated
+        prepared = self.reason in (Reason.FORKED, Reason.WARMED) and self.expected_cached >= MIN_RATE_TOKENS
+        return prepared and whole and cached is not None and cached < DELIVERED_SHARE * self.expected_cached
 
     def run_beside(self, others: Iterable[Lease]) -> None:
         """Note for it and for those of `others` on its upstream that they run at the same time."""

@@ -35,7 +35,8 @@ MAX_SLOTS = 1024
 
 REJECT_REASONS = ("queue_full", "queue_timeout", "upstream_unavailable", "tenant_limit")
 WORK_OUTCOMES = ("ok", "failed", "timed_out", "no_effect")
-"""How a warm or a fork ended; `no_effect`: it went through, but `cache_n` later showed that nothing was reused."""
+"""How a warm or a fork ended; `no_effect`: it went through, which counted as `ok`, but `cache_n` later showed that
+hardly anything of it was reused, and it counts once more."""
 
 RATE_MIN_TOKENS = 64
 """A prefill of fewer tokens is mostly fixed cost and says nothing about seconds per token."""
@@ -244,7 +245,12 @@ class Metrics:
     def fork(self, upstream: str, outcome: str, seconds: float) -> None:
         """A root copied into another slot, in `seconds` from command to confirmation."""
         self._forks.add(1, upstream, _work_outcome(outcome))
-        self._fork_seconds.add(seconds, upstream)
+        if outcome == "ok":
+            self._fork_seconds.add(seconds, upstream)
+
+    def no_effect(self, upstream: str, *, forked: bool) -> None:
+        """A warm-up, or a copy, of which the request that it was for reused hardly anything."""
+        (self._forks if forked else self._warmups).add(1, upstream, "no_effect")
 
     def tried(self, upstream: str, model: str, slot: int, usage: Usage) -> None:
         """What a probe had the engine evaluate."""

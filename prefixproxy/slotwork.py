@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 from prefixproxy.backends import Backend, CopyResult
 from prefixproxy.errors import ProxyError, UpstreamUnavailable
@@ -15,6 +16,13 @@ from prefixproxy.types import Usage
 from prefixproxy.warming import Rendering, root_tokens, whole_tokens
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Report:
+    """How a job ended, as the metrics say it."""
+
+    outcome: str = "failed"
 
 
 class SlotWork:
@@ -31,12 +39,11 @@ class SlotWork:
         result = WarmResult(ok=False)
         usage: Usage | None = None
         find = whole_tokens if effect.whole else root_tokens
-        async with self._reporting(backend, "a warm-up", WARM_WORK_S):
+        async with self._reporting(backend, "a warm-up", WARM_WORK_S) as report:
             cost = await backend.warm(effect.slot, await find(backend, lanes))
             usage = cost.usage
             result = WarmResult(ok=True, n_tokens=cost.n_tokens, seconds=(cost.usage.prompt_ms or 0.0) / 1e3)
-        outcome, model = "ok" if result.ok else "failed", self._model_of(backend.name)
-        self._watch.warmup(backend.name, outcome, model, effect.slot.slot, usage)
+        self._watch.warmup(backend.name, report.outcome, self._model_of(backend.name), effect.slot.slot, usage)
         return result
 
     async def save(self, backend: Backend, effect: Save) -> CopyResult | None:
@@ -47,18 +54,23 @@ class SlotWork:
 
     async def restore(self, backend: Backend, effect: Restore) -> CopyResult | None:
         done = None
-        async with self._reporting(backend, "a restore", COPY_WORK_S):
+        async with self._reporting(backend, "a restore", COPY_WORK_S) as report:
             done = await backend.restore(effect.slot, effect.file)
-        self._watch.fork(backend.name, "failed" if done is None else "ok", 0.0 if done is None else done.seconds)
+        source = None if effect.source is None else effect.source.slot
+        seconds = 0.0 if done is None else done.seconds
+        self._watch.fork(backend.name, report.outcome, seconds, effect.slot.slot, source)
         return done
 
     @asynccontextmanager
-    async def _reporting(self, backend: Backend, what: str, limit_s: float) -> AsyncIterator[None]:
+    async def _reporting(self, backend: Backend, what: str, limit_s: float) -> AsyncIterator[_Report]:
         """A job that fails or takes too long leaves its report as it stood; the scheduler decides what that means."""
+        report = _Report()
         try:
             async with asyncio.timeout(limit_s):
-                yield
+                yield report
+            report.outcome = "ok"
         except TimeoutError:
+            report.outcome = "timed_out"
             log.warning("%s on %s took longer than %g s", what, backend.name, limit_s)
         except UpstreamUnavailable as failure:
             log.warning("%s on %s failed: %s", what, backend.name, failure.message)

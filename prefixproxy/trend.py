@@ -1,4 +1,5 @@
-"""The last hour in numbers: what was reused and evaluated, in steps of some seconds, and which roots were warmed.
+"""The last hour in numbers: what was reused and evaluated, in steps of some seconds, and which roots were warmed
+and copied.
 
 Counted as the metrics count: only what the server reported, warm-ups included. Bounded, and gone with the process.
 """
@@ -14,6 +15,7 @@ from prefixproxy.types import CacheSource, MissReason, RequestRecord, Usage
 STEP_S = 10
 STEPS = 360
 MAX_WARMUPS = 64
+MAX_COPIES = 512
 
 
 @dataclass(slots=True)
@@ -41,6 +43,19 @@ class Warmup:
     tokens: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """One root read from its file into `slot`; `source`: the slot it was saved from, if that still held it. `end` in
+    Unix seconds."""
+
+    upstream: str
+    slot: int
+    source: int | None
+    outcome: str
+    end: float
+    seconds: float
+
+
 class Trend:
     """Counts since `since`, the start of the process in Unix seconds."""
 
@@ -49,6 +64,7 @@ class Trend:
         self._steps: deque[Step] = deque(maxlen=STEPS)
         self._total = Step(int(since))
         self._warmups: deque[Warmup] = deque(maxlen=MAX_WARMUPS)
+        self._copies: deque[Copy] = deque(maxlen=MAX_COPIES)
 
     def request(self, record: RequestRecord, seconds_per_token: float | None, now: float) -> None:
         """A request ended. `now` in Unix seconds."""
@@ -71,6 +87,10 @@ class Trend:
         if usage is not None and usage.source is CacheSource.REPORTED:
             self.tokens(usage.cached_tokens or 0, evaluated or 0, now)
 
+    def copy(self, copy: Copy) -> None:
+        """A root was copied, or could not be."""
+        self._copies.append(copy)
+
     def tokens(self, cached: int, evaluated: int, now: float) -> None:
         """Prompt tokens that no finished request stands for."""
         for step in (self._step(now), self._total):
@@ -79,7 +99,7 @@ class Trend:
 
     def shown(self, since: float, now: float) -> dict[str, Any]:
         """As JSON values: the steps that begin at `since` or later, oldest first; a step in which nothing ended is
-        left out. `start` tells one process from the next."""
+        left out, and so are copies that ended before `since`. `start` tells one process from the next."""
         return {
             "start": self.since,
             "now": now,
@@ -87,6 +107,7 @@ class Trend:
             "steps": [asdict(step) for step in self._steps if step.time >= since and step.time > now - STEP_S * STEPS],
             "total": asdict(self._total),
             "warmups": [asdict(warmup) for warmup in self._warmups],
+            "copies": [asdict(copy) for copy in self._copies if copy.end >= since],
         }
 
     def _step(self, now: float) -> Step:

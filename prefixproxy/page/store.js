@@ -18,6 +18,7 @@ const store = {
   steps: new Map(), // by time
   total: null,
   warmups: [],
+  copies: new Map(), // of roots into slots, by when and where
   stepSeconds: 10,
   clockAhead: 0, // the server's clock less ours, in seconds
 };
@@ -26,7 +27,7 @@ const serverNow = () => Date.now() / 1000 + store.clockAhead;
 
 function reset(start) {
   Object.assign(store, { start, cursor: 0, arrived: [], bars: [], total: null, warmups: [] });
-  for (const map of [store.records, store.running, store.steps]) map.clear();
+  for (const map of [store.records, store.running, store.steps, store.copies]) map.clear();
 }
 
 function trim(map, limit) {
@@ -71,6 +72,8 @@ function takeTrend(trend) {
   Object.assign(store, { total: trend.total, warmups: trend.warmups, stepSeconds: trend.step_s });
   for (const step of trend.steps) store.steps.set(step.time, step);
   trim(store.steps, 400);
+  for (const copy of trend.copies) store.copies.set(`${copy.end} ${copy.upstream} ${copy.slot}`, copy);
+  trim(store.copies, 512);
 }
 
 function takeStatus(status) {

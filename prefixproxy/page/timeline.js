@@ -85,6 +85,7 @@ function drawTimeline() {
   drawWarmups(view);
   const shown = drawBarsOfRequests(view);
   drawOccupied(view);
+  drawCopies(view);
   context.restore();
   describeTimeline(shown, now);
 }
@@ -148,18 +149,53 @@ function drawBar(view, bar, row) {
   if (end > first) context.fillRect(first, top + high / 2, Math.max(0.5, end - first), high / 2);
   if (prefill - sent > 1) context.fillRect(sent, top + high / 2 - 1, prefill - sent, 2);
   context.globalAlpha = 1;
-  if (bar.record.fork) drawForkMark(context, Math.max(LANE.gutter + 5, sent), top);
   if (bar.record.outcome !== 'ok') drawCross(context, end, top + high / 2);
   timeline.drawn.push({ bar, left: sent, right: Math.max(end, sent + 3), top, bottom: top + high });
 }
 
-// An arrow down into the slot: what stands there was copied, not evaluated.
-function drawForkMark(context, x, top) {
-  context.fillStyle = timeline.palette.ink;
+// A root that was copied: an arrow from the slot that held it, or, with a dot at its start, from the file it is saved in.
+function drawCopies(view) {
+  const { context, x, bar: high, lane } = view;
+  for (const copy of store.copies.values()) {
+    const at = view.lanes.findIndex((one) => one.key === `${copy.upstream}/${copy.slot}`);
+    if (at < 0 || copy.end < view.from || copy.outcome !== 'ok') continue;
+    const source = view.lanes.findIndex((one) => one.key === `${copy.upstream}/${copy.source}`);
+    const right = x(copy.end);
+    const left = Math.min(x(copy.end - copy.seconds), right - 7);
+    const [from, to] = [source < 0 ? barTop(view, at) - 3 : source * lane + lane / 2, at * lane + lane / 2];
+    context.strokeStyle = timeline.palette.ink;
+    context.fillStyle = timeline.palette.ink;
+    if (source < 0) dot(context, left, from);
+    arrow(context, left, from, right, to);
+    timeline.drawn.push({ copy, left: left - 4, right: right + 4, top: barTop(view, at), bottom: barTop(view, at) + high });
+  }
+}
+
+function dot(context, x, y) {
   context.beginPath();
-  context.moveTo(x - 5, top - 4);
-  context.lineTo(x + 5, top - 4);
-  context.lineTo(x, top + 4);
+  context.arc(x, y, 2.5, 0, 2 * Math.PI);
+  context.fill();
+}
+
+const HEAD = { length: 7, half: 3.2 };
+
+// The paper's colour around it keeps it readable on bars of any colour.
+function arrow(context, x1, y1, x2, y2) {
+  const angle = Math.atan2(y2 - y1, x2 - x1);
+  const [dx, dy] = [Math.cos(angle), Math.sin(angle)];
+  const [neckX, neckY] = [x2 - dx * HEAD.length, y2 - dy * HEAD.length];
+  const ink = context.strokeStyle;
+  context.lineWidth = 4;
+  context.strokeStyle = timeline.palette.panel;
+  stroke(context, x1, y1, neckX, neckY);
+  context.lineWidth = 1.5;
+  context.strokeStyle = ink;
+  stroke(context, x1, y1, neckX, neckY);
+  context.lineWidth = 1;
+  context.beginPath();
+  context.moveTo(x2, y2);
+  context.lineTo(neckX - dy * HEAD.half, neckY + dx * HEAD.half);
+  context.lineTo(neckX + dy * HEAD.half, neckY - dx * HEAD.half);
   context.fill();
 }
 
@@ -233,22 +269,32 @@ function describeTimeline(shown, now) {
   const reasons = {};
   for (const one of waiting) reasons[one.hold] = (reasons[one.hold] ?? 0) + 1;
   const held = Object.entries(reasons).map(([hold, n]) => `${n} ${words(hold)}`).join(', ');
+  const copied = [...store.copies.values()].filter((copy) => copy.outcome === 'ok' && copy.end >= now - timeline.span).length;
   const text = `${plural(shown, 'request', 'requests')} in view, ${count(store.status?.running ?? 0)} running, `
-    + `${count(waiting.length)} waiting${held ? ` (${held})` : ''}`;
+    + `${count(waiting.length)} waiting${held ? ` (${held})` : ''}, ${plural(copied, 'root', 'roots')} copied`;
   setText(byId('timeline-caption'), text);
   byId('timeline').setAttribute('aria-label', `Timeline of the slots: ${text}`);
 }
 
-function barAt(event) {
+// What stands under the pointer; the last one drawn lies on top, a request before a copy that leads to it.
+function drawnAt(event) {
   const box = byId('timeline').getBoundingClientRect();
   const [x, y] = [event.clientX - box.left, event.clientY - box.top];
-  return timeline.drawn.find((d) => x >= d.left - 2 && x <= d.right + 2 && y >= d.top && y <= d.bottom)?.bar;
+  const there = timeline.drawn.filter((d) => x >= d.left - 2 && x <= d.right + 2 && y >= d.top && y <= d.bottom);
+  return there.find((one) => one.bar) ?? there[0];
 }
 
+const barAt = (event) => drawnAt(event)?.bar;
+
 function readOut(event) {
-  const bar = barAt(event);
-  byId('timeline').style.cursor = bar ? 'pointer' : '';
-  setText(byId('readout'), bar ? summary(bar.record) : '');
+  const found = drawnAt(event);
+  byId('timeline').style.cursor = found?.bar ? 'pointer' : '';
+  setText(byId('readout'), found?.bar ? summary(found.bar.record) : found ? copySummary(found.copy) : '');
+}
+
+function copySummary(copy) {
+  const from = isNumber(copy.source) ? `slot ${copy.source}` : 'its saved file';
+  return `root copied from ${from} to slot ${copy.slot} in ${seconds(copy.seconds)}`;
 }
 
 function summary(record) {

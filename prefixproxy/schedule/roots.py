@@ -12,7 +12,7 @@ from math import exp2, inf
 from prefixproxy.prefix import PrefixChain
 from prefixproxy.schedule.slots import Held
 from prefixproxy.schedule.types import Policy
-from prefixproxy.types import RootId, UpstreamFacts
+from prefixproxy.types import RootId, SlotId, UpstreamFacts
 
 STRIKES = 2
 """Snapshots in a row that did not deliver before an upstream gets no more of them."""
@@ -37,7 +37,8 @@ class Root:
     that file holds once saved, perhaps more than the root. `restoring`: restores that read it now. `forks`: how often
     it was restored. `until`: when the warm-up or save under way counts as failed. `retry_at`: not warmed before.
     `leader`: the prompt it was first seen in. `parked`: what one conversation left in a slot, not a root of several.
-    `adopted`: its file is an earlier process's, and has not been read yet."""
+    `adopted`: its file is an earlier process's, and has not been read yet. `saved_from`: the slot its file was written
+    from, None if that was in an earlier process."""
 
     id: RootId
     chain: PrefixChain
@@ -55,6 +56,7 @@ class Root:
     leader: PrefixChain | None = None
     parked: bool = False
     adopted: bool = False
+    saved_from: SlotId | None = None
 
     @property
     def running(self) -> bool:

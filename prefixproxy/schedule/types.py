@@ -222,11 +222,13 @@ class Save:
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """Read `file` into this slot. Answer: `restored`."""
+    """Read `file` into this slot. `source`: the slot that it was saved from, if that holds the root still. Answer:
+    `restored`."""
 
     root: RootId
     slot: SlotId
     file: str
+    source: SlotId | None = None
 
 
 @dataclass(frozen=True, slots=True)

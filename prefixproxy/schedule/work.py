@@ -85,7 +85,7 @@ def _save(server: Server, root: Root, slot: Slot, policy: Policy, now: float) ->
 def saved(server: Server, root: Root, slot: Slot, n_bytes: int, seconds: float, now: float) -> list[Effect]:
     """The snapshot is written."""
     server.slots.rates.learn_save(n_bytes, seconds)
-    root.state, root.snapshot, root.n_bytes = RootState.READY, slot.held, n_bytes
+    root.state, root.snapshot, root.n_bytes, root.saved_from = RootState.READY, slot.held, n_bytes, slot.id
     server.slots.counts.add(slot.held.chain)
     effects = [effect for old in server.roots.superseded(root) for effect in drop(server, old)] if root.parked else []
     if not slot.warmed and root.parked:
@@ -106,7 +106,15 @@ def start_restore(
     root.last_used = now
     server.slots.reserve(slot, Work.RESTORE, root.id, now + policy.max_copy_s, now)
     promise(slot, ticket)
-    return [Restore(root.id, slot.id, root.file)]
+    return [Restore(root.id, slot.id, root.file, _source(server, root, slot))]
+
+
+def _source(server: Server, root: Root, target: Slot) -> SlotId | None:
+    """The slot that the root was saved from, if it is another one than the target and holds all of the root still."""
+    for slot in server.slots.slots:
+        if slot.id == root.saved_from and slot is not target and slot.held.chain.extends(root.chain):
+            return slot.id
+    return None
 
 
 def restored(server: Server, root: Root, slot: Slot, seconds: float, now: float) -> list[Effect]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -55,6 +56,7 @@ COLOURED = """() => {
   return coloured;
 }"""
 """Pixels of the timeline that are in some family's colour."""
+COPIED = re.compile(r"[1-9]\d* roots? copied")
 
 
 @pytest.fixture(autouse=True)
@@ -180,6 +182,7 @@ async def the_timeline_grows(page: Page) -> None:
     assert await in_view(page, first + 20) > first
     await page.wait_for_function(f"(before) => ({COLOURED})() > before", arg=coloured)
     await page.wait_for_function("document.getElementById('hit-now').textContent.endsWith('%')")
+    await expect(page.locator("#timeline-caption")).to_contain_text(COPIED)
     await expect(page.locator("#families tr")).not_to_have_count(0)
     await expect(page.locator("#hit-chart polyline")).not_to_have_count(0)
     assert await page.evaluate("window.shifts") == [], "what is there already stays where it is"

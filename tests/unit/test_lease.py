@@ -9,7 +9,7 @@ from prefixproxy.backends.llamacpp import LlamaServer
 from prefixproxy.lease import CutShort, Lease
 from prefixproxy.prefix import chain_of
 from prefixproxy.schedule.types import Reason, Ticket
-from prefixproxy.types import TicketId
+from prefixproxy.types import TicketId, Usage
 
 
 def lease(slot: int | None = 2, reused: int | None = 900, upstream: str = "u") -> Lease:
@@ -63,3 +63,23 @@ def test_a_lost_server_takes_its_counts_along() -> None:
     cut_short.lost("u")
     assert told(cut_short) == []
     assert [entry[1:] for entry in cut_short.read("other", {2: SlotReading(False, 950)}, 11.0)] == [(2, 900, 50)]
+
+
+@pytest.mark.parametrize(
+    ("reason", "expected", "cached", "ok", "without"),
+    [
+        (Reason.FORKED, 2000, 10, True, True),
+        (Reason.WARMED, 2000, 0, True, True),
+        (Reason.FORKED, 2000, 1500, True, False),
+        (Reason.FORKED, 2000, None, True, False),
+        (Reason.FORKED, 2000, 10, False, False),
+        (Reason.FORKED, 20, 0, True, False),
+        (Reason.RESIDENT, 2000, 10, True, False),
+    ],
+)
+def test_a_root_that_was_prepared_and_hardly_reused_had_no_effect(
+    reason: Reason, expected: int, cached: int | None, ok: bool, without: bool
+) -> None:
+    one = lease()
+    one.reason, one.expected_cached, one.ok, one.usage = reason, expected, ok, Usage(cached_tokens=cached)
+    assert one.had_no_effect is without

@@ -245,12 +245,18 @@ def test_forks_and_rejections() -> None:
     metrics = Metrics()
     metrics.fork("local", "ok", 0.106)
     metrics.fork("local", "something new", 0.1)
+    metrics.fork("local", "timed_out", 0.0)
+    metrics.no_effect("local", forked=True)
+    metrics.no_effect("local", forked=False)
     metrics.rejected("queue_full")
     metrics.rejected("something new")
     metrics.relocation("clock", 5)
     assert value(metrics, "forks_total", upstream="local", outcome="ok") == 1
     assert value(metrics, "forks_total", upstream="local", outcome="other") == 1
-    assert value(metrics, "fork_seconds_sum", upstream="local") == pytest.approx(0.206)
+    assert value(metrics, "forks_total", upstream="local", outcome="timed_out") == 1
+    assert value(metrics, "forks_total", upstream="local", outcome="no_effect") == 1
+    assert value(metrics, "warmups_total", upstream="local", outcome="no_effect") == 1
+    assert value(metrics, "fork_seconds_sum", upstream="local") == pytest.approx(0.106), "only of those that worked"
     assert value(metrics, "admission_rejected_total", reason="queue_full") == 1
     assert value(metrics, "admission_rejected_total", reason="other") == 1
     assert value(metrics, "admission_rejected_total", reason="queue_timeout") == 0

@@ -134,8 +134,8 @@ def test_lanes_on_a_cold_root_wait_for_one_warm_up_and_get_copies_of_it() -> Non
     assert s.warmed(root, WarmResult(True, 2500, 12.5), 12.5) == [Save(root, slot(0), file_of(3))]
     assert s.saved(root, True, 50_000_000, 0.05, 12.6) == [
         Grant(TicketId("a"), slot(0), "u", 2500, False, Reason.WARMED),
-        Restore(root, slot(1), file_of(3)),
-        Restore(root, slot(2), file_of(3)),
+        Restore(root, slot(1), file_of(3), source=slot(0)),
+        Restore(root, slot(2), file_of(3), source=slot(0)),
     ]
     assert s.restored(slot(2), root, True, 0.03, 12.7) == [
         Grant(TicketId("c"), slot(2), "u", 2500, True, Reason.FORKED)
@@ -176,7 +176,7 @@ def test_never_more_restores_than_tickets_wait() -> None:
     s = ready(n_slots=4)
     root = warm_up(s, [lane(0), lane(1)])
     effects = s.saved(root, True, 50_000_000, 0.05, 12.6)
-    assert only(effects, Restore) == [Restore(root, slot(1), file_of(4))]
+    assert only(effects, Restore) == [Restore(root, slot(1), file_of(4), source=slot(0))]
 
 
 def test_a_slot_that_held_the_root_and_a_lane_is_not_restored_for_the_next_lane() -> None:
@@ -267,7 +267,7 @@ def test_a_nested_root_is_built_on_a_copy_of_its_head() -> None:
     s.saved(root, True, 50_000_000, 0.05, 12.6)
     longer = ROOT + words("briefing", 1500)
     s.submit([lane(1, longer, head=2500), lane(2, longer, head=2500)], 13.0)
-    assert s.tick(13.02) == [Restore(root, slot(1), file_of())]
+    assert s.tick(13.02) == [Restore(root, slot(1), file_of(), source=slot(0))]
     effects = s.restored(slot(1), root, True, 0.03, 13.1)
     [warm] = effects
     assert isinstance(warm, Warm)

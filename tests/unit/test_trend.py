@@ -7,7 +7,7 @@ from typing import Any
 
 from test_microscope import RECORD
 
-from prefixproxy.trend import MAX_WARMUPS, STEP_S, STEPS, Trend
+from prefixproxy.trend import MAX_COPIES, MAX_WARMUPS, STEP_S, STEPS, Copy, Trend
 from prefixproxy.types import CacheSource, MissReason, Usage
 
 NOW = 1_700_000_003.0
@@ -68,3 +68,15 @@ def test_a_clock_set_back_makes_no_second_step() -> None:
     trend.request(RECORD, None, NOW)
     trend.request(RECORD, None, NOW - 500)
     assert [step["requests"] for step in steps(trend)] == [2]
+
+
+def test_copies_are_told_from_a_moment_on_and_bounded() -> None:
+    trend = Trend(NOW)
+    for number in range(MAX_COPIES + 10):
+        trend.copy(Copy("u", 1, 0 if number % 2 else None, "ok", NOW + number, 0.03))
+    shown = trend.shown(0, NOW)["copies"]
+    assert (len(shown), shown[0]["end"]) == (MAX_COPIES, NOW + 10)
+    assert trend.shown(NOW + MAX_COPIES + 8, NOW)["copies"] == [
+        {"upstream": "u", "slot": 1, "source": None, "outcome": "ok", "end": NOW + MAX_COPIES + 8, "seconds": 0.03},
+        {"upstream": "u", "slot": 1, "source": 0, "outcome": "ok", "end": NOW + MAX_COPIES + 9, "seconds": 0.03},
+    ]
