@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +80,28 @@ def test_whoever_stops_the_proxy_waits_until_it_has_ended() -> None:
         pod()["terminationGracePeriodSeconds"],
     ]
     assert [seconds for seconds in patience if int(seconds) < longest_s + 10] == []
+
+
+def run(*command: str) -> str:
+    """What a tool says; skips without it."""
+    if shutil.which(command[0]) is None:
+        pytest.skip(f"needs {command[0]}")
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout + ended.stderr
+
+
+def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path: Path) -> None:
+    text = (ROOT / "deploy" / "prefixproxy.service").read_text(encoding="utf-8")
+    unit = tmp_path / "prefixproxy.service"
+    unit.write_text(text.replace("/opt/prefixproxy/bin/prefixproxy", sys.executable), encoding="utf-8")
+    said = run("systemd-analyze", "verify", str(unit))
+    assert [line for line in said.splitlines() if unit.name in line] == []
+
+
+def test_kubectl_puts_the_manifests_together() -> None:
+    made = [each["kind"] for each in yaml.safe_load_all(run("kubectl", "kustomize", str(KUBERNETES)))]
+    assert sorted(made) == sorted(kind for kind, objects in manifests().items() for _ in objects)
 
 
 def manifests() -> dict[str, list[dict[str, Any]]]:

@@ -19,6 +19,7 @@ from prefixproxy.metrics import HELP, REJECT_REASONS, WORK_OUTCOMES, Metrics, St
 from prefixproxy.settings import Admission, Settings, packaged_config
 from prefixproxy.settings_errors import setting_names
 from prefixproxy.types import API_OF_PATH, CacheSource, Kind, MissReason, Outcome, Priority, SlotState
+from prefixproxy.volatile.files import load_rules
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -72,6 +73,13 @@ def test_every_setting_is_documented_and_described() -> None:
         title = f"`[[{table[:-2]}]]`" if table.endswith("[]") else f"`[{table}]`"
         row = rows(section(text, title))[leaf]
         assert row.rstrip("| \n").rpartition("|")[2].strip(), f"{name} has no description"
+
+
+def test_every_rule_is_documented() -> None:
+    documented = page("reference/rules.md")
+    shipped = [rule.name for rule in load_rules([], frozenset()).rules]
+    assert shipped
+    assert [name for name in shipped if f"`{name}`" not in documented] == []
 
 
 def test_every_example_file_is_mentioned() -> None:

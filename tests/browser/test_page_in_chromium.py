@@ -124,21 +124,22 @@ def turn(lane: str, number: int) -> dict[str, Any]:
     return {"messages": messages, "stream": True, "max_tokens": 4}
 
 
-async def ask(running: RunningProxy, body: dict[str, Any], lane: str, **headers: str) -> str:
+async def ask(running: RunningProxy, body: dict[str, Any], lane: str, *allowed: int, **headers: str) -> str:
     async with httpx.AsyncClient(base_url=running.url, timeout=60) as client:
         answer = await client.post("/v1/chat/completions", json=body, headers={"x-prefixproxy-lane": lane, **headers})
-        assert answer.status_code == 200, answer.text
+        assert answer.status_code in (200, *allowed), answer.text
         return answer.headers["x-prefixproxy-request-id"]
 
 
 @asynccontextmanager
 async def load(running: RunningProxy, lanes: int = 6) -> AsyncIterator[None]:
-    """More lanes than there are slots, each asking again soon after its answer."""
+    """More lanes than there are slots, each asking again soon after its answer. That may be 503: browser, proxy and
+    stub share the machine and this event loop; when that stands still for 5 s it takes the stub for unreachable."""
 
     async def run(lane: str) -> None:
         number = 0
         while not over.is_set():
-            await ask(running, turn(lane, number), lane)
+            await ask(running, turn(lane, number), lane, 503)
             number += 1
             await asyncio.sleep(PAUSE_S)
 
@@ -161,7 +162,7 @@ async def in_view(page: Page, at_least: int) -> int:
 
 
 async def test_under_load_the_page_moves_explains_and_changes_settings(tmp_path: Path) -> None:
-    async with proxied_stub(BusyUpstream()) as (_, running), browser() as chrome:
+    async with proxied_stub(BusyUpstream(), admission__root_threshold=0.01) as (_, running), browser() as chrome:
         one = await opened(chrome, running)
         page = one.page
         await expect(page.locator("#empty")).to_contain_text("No data yet")
