@@ -227,7 +227,9 @@ def doctor(
     from prefixproxy.serving import engine_settings
 
     settings = settings_of(config, {})
-    server = settings_of(config, {"upstreams": upstream_values([url])}).upstreams[0] if url else None
+    # the proxy's own address is no upstream, but it is one to look at: port 0 is nobody's
+    asked = {"upstreams": upstream_values([url]), "server.port": 0} if url else {}
+    server = settings_of(config, asked).upstreams[0] if url else None
     options = DoctorOptions(
         server=server,
         log=log,

@@ -55,6 +55,13 @@ def test_what_is_wrong_is_one_line(arguments: list[str], code: int, told: str, t
     assert len(done.stderr.splitlines()) == (1 if told else 0)
 
 
+def test_the_proxys_own_address_may_be_looked_at(tmp_path: Path) -> None:
+    (tmp_path / "prefixproxy.toml").write_text("[server]\nport = 9\n")
+    done = run("doctor", "http://127.0.0.1:9", "--json", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert json.loads(done.stdout)["upstreams"][0]["findings"][0]["name"] == "unreachable"
+
+
 def test_plan_prints_a_table_and_the_flags(tiny_model: Path, tmp_path: Path) -> None:
     done = run("plan", str(tiny_model), "--memory", "1G", "--parallel", "2", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
