@@ -29,6 +29,7 @@ from prefixproxy.microscope import explain, tokens_before
 from prefixproxy.page import load_page
 from prefixproxy.plan import Plan
 from prefixproxy.relay import Parts
+from prefixproxy.reply import RETRY_AFTER_S
 from prefixproxy.schedule.types import SchedulerSnapshot
 from prefixproxy.types import API_OF_PATH, RequestRecord, SlotState
 from prefixproxy.upkeep import Health, UpstreamState
@@ -120,7 +121,7 @@ class Status:
         reasons = {name: keeper.state.failure for name, keeper in keepers.items() if keeper.state.failure}
         ready = Health.UP.value in states.values()
         body = {"status": "ready" if ready else "not ready", "upstreams": states, "reasons": reasons}
-        return JSONResponse(body, 200 if ready else 503)
+        return JSONResponse(body, 200) if ready else JSONResponse(body, 503, {"retry-after": str(RETRY_AFTER_S)})
 
     async def metrics(self, request: Request) -> Response:
         body, content_type = self._parts.telemetry.metrics.render(request.headers.get("accept", ""))
