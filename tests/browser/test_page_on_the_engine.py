@@ -55,10 +55,11 @@ async def test_a_fan_out_is_seen_as_it_was(
         await expect(page.locator("#families tr")).to_have_count(1)
         assert await hovered(page) > 0
         await page.screenshot(path=tmp_path / f"engine-{width}.png", full_page=True)
-        await the_microscope_shows_what_was_reused(page, running)
         assert await page.evaluate("window.shifts") == []
+        await the_microscope_shows_what_was_reused(page, running)
         assert one.complaints == []
-        trend = (await httpx.AsyncClient().get(f"{running.url}/prefixproxy/trend")).json()
+        async with httpx.AsyncClient() as client:
+            trend = (await client.get(f"{running.url}/prefixproxy/trend")).json()
     assert {copy["outcome"] for copy in trend["copies"]} == {"ok"}
     assert any(copy["source"] is not None and copy["source"] != copy["slot"] for copy in trend["copies"])
 
