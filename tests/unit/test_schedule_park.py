@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from schedule_sim import FULL, NO_SNAPSHOT, Sim, SimServer, facts, lower_bound, request, words
 
+from prefixproxy.schedule.roots import RootTable
 from prefixproxy.schedule.types import Policy, Reason, Restore, Save, Warm
 from prefixproxy.simulate.run import Request
 from prefixproxy.simulate.text import Text
@@ -134,3 +135,19 @@ def test_another_question_on_the_root_does_not_pass_for_the_next_turn() -> None:
         sim.submit(sim.now + 1.0, one)
         sim.run()
     assert len(server.files) == 2, "the root, and the first conversation"
+
+
+def test_a_request_does_not_wait_for_a_save_that_there_is_no_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RootTable, "room_for", lambda table, root, n_bytes, policy, now: None)
+    server = SimServer(facts(n_slots=1), rate=200.0)
+    sim = Sim([server])
+    first = request(words("a", 600), words("first", 60))
+    sim.submit(0.1, first)
+    sim.run()
+    asked = sim.now + 0.1
+    second = request(words("b", 600), words("second", 60), at=asked)
+    sim.submit(asked, second)
+    sim.run()
+    assert second.ends == "ok"
+    assert not [effect for effect in sim.effects if isinstance(effect, Save)]
+    assert second.granted_at - asked < 10.0  # its root is warmed alone meanwhile: 3 s; a save is waited for 30 s
