@@ -158,11 +158,6 @@ def _identity(part: Part, role: Role) -> bytes:
     return FIELD.join(fields)
 
 
-def last_user(prompt: Prompt) -> int | None:
-    """The number of the newest user message; a raw prompt has none."""
-    return next((i for i in reversed(range(len(prompt.messages))) if prompt.messages[i].role is Role.USER), None)
-
-
 def append_text(message: Message, text: str) -> Edit:
     """The edit that puts `text` behind all the message says: in its string, in its last part if that is text, else as
     one more part. ValueError where the message has no such place (form "none")."""

@@ -14,7 +14,6 @@ from prefixproxy.chat import (
     apply_edits,
     call_ids,
     canonical,
-    last_user,
     message_digest,
     parse_prompt,
 )
@@ -200,7 +199,6 @@ def test_anthropic_blocks() -> None:
     ]
     assert prompt.multimodal
     assert prompt.tool_calls == ()
-    assert last_user(prompt) == 0
     mixed = prompt_of({"messages": [said("user", [result, {"type": "text", "text": "More"}])]}, Api.MESSAGES)
     assert mixed.messages[0].role is Role.USER
 
@@ -267,7 +265,7 @@ def test_completions_are_raw(api: Api) -> None:
     assert prompt_of({"prompt": [1, 2, 3]}, api).messages[0].texts == ()
     assert prompt_of({"prompt": {"prompt_string": "a", "multimodal_data": ["AAAA"]}}, api).multimodal
     prompt = prompt_of({"prompt": "<s>a"}, api)
-    assert (prompt.raw, prompt.head, last_user(prompt), canonical(prompt).head_bytes) == (True, (), None, 0)
+    assert (prompt.raw, prompt.head, canonical(prompt).head_bytes) == (True, (), 0)
     assert canonical(prompt).segments[0][0] == "prompt[0]"
 
 
@@ -323,11 +321,6 @@ def test_text_is_appended_where_the_message_ends(content: Any, edit: Edit) -> No
 def test_a_message_without_content_takes_no_text() -> None:
     with pytest.raises(ValueError, match="takes no text"):
         append_text(chat(said("user", None)).messages[0], "!")
-
-
-def test_the_newest_user_message() -> None:
-    assert last_user(chat(said("system", "S"), said("user", "U"), said("assistant", "A"), said("user", "V"))) == 3
-    assert last_user(chat(said("system", "S"))) is None
 
 
 @pytest.mark.parametrize("api", [Api.CHAT, Api.MESSAGES])
