@@ -55,10 +55,9 @@ def check_nothing_lost(sent: Sent, forwarded: Asked) -> None:
     rest = [{k: v for k, v in p.data.items() if k not in CONTROL | PROMPT} for p in (before, after) if p.data]
     assert rest[0] == rest[1]
     assert sorted(t.canonical for t in before.tools) == sorted(t.canonical for t in after.tools)
-    n_head = len(before.head)
-    assert len(after.head) == n_head
-    assert [m.role for m in before.messages] == [m.role for m in after.messages]
-    for ours, theirs in zip(before.messages[n_head:], after.messages[n_head:], strict=True):
+    tails = [p.messages[len(p.head) :] for p in (before, after)]
+    for ours, theirs in zip(*tails, strict=True):
+        assert ours.role is theirs.role
         _check_message(ours, theirs)
     _check_head(before, after)
 

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from acted_engine import NUMBER, ActedEngine, Asked, Script
 from running_engine import running_engine
@@ -93,9 +94,10 @@ class Recorder:
 
 
 @asynccontextmanager
-async def recorded_proxy(upstream: str, sent: dict[int, Sent]) -> AsyncIterator[RunningProxy]:
+async def recorded_proxy(upstream: str, sent: dict[int, Sent], replay_limit: int = 64) -> AsyncIterator[RunningProxy]:
     """A proxy that keeps what it was sent."""
-    overrides = {"state.path": ":memory:", "upstreams": [{"name": "local", "url": upstream}]}
+    overrides: dict[str, Any] = {"state.path": ":memory:", "upstreams": [{"name": "local", "url": upstream}]}
+    overrides["stabilise.replay_limit"] = replay_limit
     proxy = create_app(load_settings(packaged_config("default.toml"), overrides, {}))
     async with listening(replace(proxy, app=Recorder(proxy.app, sent))) as running:
         yield running
@@ -118,13 +120,13 @@ def straight(model: Path, script: Script) -> Iterator[tuple[str, Run]]:
 
 
 @contextmanager
-def through(model: Path, script: Script) -> Iterator[tuple[str, Run]]:
+def through(model: Path, script: Script, replay_limit: int = 64) -> Iterator[tuple[str, Run]]:
     """A URL of a proxy before an engine of its own."""
     sent: dict[int, Sent] = {}
     with (
         running_engine(engine_settings(model, stock=False)) as engine,
         in_thread("acted", lambda: ActedEngine(engine.url, script)) as acted,
-        in_thread("proxy", lambda: recorded_proxy(acted.url, sent)) as proxy,
+        in_thread("proxy", lambda: recorded_proxy(acted.url, sent, replay_limit)) as proxy,
     ):
         yield proxy.url, Run(acted.asked, sent, acted.warmed)
 
