@@ -16,7 +16,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet --constraint requirements.lock
 
-.PHONY: help demo test check bench bench-fanout docs format lock clean soak bench-conversations bench-observe test-clients
+.PHONY: help demo test check bench bench-fanout docs format lock clean soak bench-conversations bench-observe test-clients bench-simulate
 .DEFAULT_GOAL := help
 
 help: ## what each target does
@@ -45,6 +45,9 @@ bench-conversations: $(VENV)/.test ## the same for conversations that take turns
 
 bench-observe: $(VENV)/.test ## what metrics, journal and reasons cost: processor time per request with and without them
 	$(BIN)/python tests/bench/observe.py $(ARGS)
+
+bench-simulate: $(VENV)/.test ## processor time of `simulate` for each request, from 4 slots to 1,000; ARGS="--requests 100000"
+	$(BIN)/python -m tests.bench.simulate $(ARGS)
 
 soak: $(VENV)/.test ## 1,000 requests, clients that leave, foreign requests; SOAK_SEED=2 is another load
 	SOAK_REQUESTS=$(or $(SOAK_REQUESTS),1000) $(BIN)/python -m pytest -n 0 tests/integration/test_soak.py $(ARGS)

@@ -21,7 +21,7 @@ from prefixproxy.answers import AnswerMemory
 from prefixproxy.prefix import PrefixChain
 from prefixproxy.schedule.memory import Recalled, Snapshot, residency, snapshots
 from prefixproxy.schedule.scheduler import Scheduler
-from prefixproxy.schedule.slots import Held
+from prefixproxy.schedule.slot import Held
 from prefixproxy.stabilise.stabiliser import Stabiliser
 from prefixproxy.state import StateFile
 from prefixproxy.tools import ToolMemory

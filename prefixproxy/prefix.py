@@ -45,7 +45,10 @@ class PrefixChain:
         limit = min(len(self.hashes), len(other.hashes))
         if not limit or self.hashes[0] != other.hashes[0]:
             return 0  # by far the most frequent case when prompts are compared with everything that is resident
-        return bisect_left(range(limit), True, key=lambda i: self.hashes[i] != other.hashes[i])
+        mine, its = self.hashes, other.hashes
+        if mine[limit - 1] == its[limit - 1]:
+            return limit
+        return bisect_left(range(limit), True, key=lambda i: mine[i] != its[i])
 
     def common_bytes(self, other: PrefixChain) -> int:
         """A lower bound of the shared prefix in bytes; exact when the prompts are equal."""
@@ -55,7 +58,8 @@ class PrefixChain:
 
     def extends(self, other: PrefixChain) -> bool:
         """Whether every whole block of `other` leads this prompt too."""
-        return self.common_blocks(other) == len(other.hashes)
+        blocks = len(other.hashes)
+        return not blocks or (blocks <= len(self.hashes) and self.hashes[blocks - 1] == other.hashes[-1])
 
     def head(self, blocks: int) -> PrefixChain:
         """The prompt cut behind its first `blocks` blocks."""

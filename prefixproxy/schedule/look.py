@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from prefixproxy.schedule.plan import Server
 from prefixproxy.schedule.run import Running
-from prefixproxy.schedule.slots import Slot, Upstream
+from prefixproxy.schedule.slot import Slot
+from prefixproxy.schedule.slots import Upstream
 from prefixproxy.schedule.types import Policy, Poll, SlotSeen
 from prefixproxy.types import SlotState, TicketId
 
@@ -36,7 +37,7 @@ def look(
         match slot.state, row.busy:
             case ((SlotState.LEASED | SlotState.RESERVED | SlotState.DRAINING), True) if not slot.started:
                 slot.started = True
-                slots.version += 1
+                slots.touch()
             case ((SlotState.DRAINING | SlotState.FOREIGN), False) if asked >= slots.settled_at(slot):
                 slots.drained(slot, row.n_tokens, now)
             case SlotState.FOREIGN, True:
@@ -69,7 +70,7 @@ def _unexplained(
     if started and len(taken) >= settling.need:
         # it is in one of these: every slot that is idle now is safe, and none of these proves a foreign request
         server.slots.settling = None
-        server.slots.version += 1
+        server.slots.touch()
         for slot in taken:
             slot.started = True
             server.slots.drain(slot, now)
@@ -92,13 +93,13 @@ def poll_at(slots: Upstream, policy: Policy, now: float) -> float | None:
     """When the next look at an upstream is due; None if nothing there needs one."""
     if not slots.up or not slots.observed:
         return None
-    doubtful = any(slot.doubt is not None or slot.state is SlotState.DRAINING for slot in slots.slots)
+    doubtful = slots.doubted or slots.has(SlotState.DRAINING)
     if slots.poll_soon or slots.settling is not None or slots.confirm or doubtful:
         return slots.polled_at + policy.poll_s
     if slots.wanted and slots.stale(now) and not slots.full:
         return now if slots.polled_at <= slots.seen_at else slots.polled_at + policy.poll_s
-    if slots.facts.shared and any(slots.in_state(SlotState.LEASED)):
+    if slots.facts.shared and slots.has(SlotState.LEASED):
         return slots.polled_at + SLOW_POLL_S
-    if now < slots.foreign_until or any(slots.in_state(SlotState.FOREIGN)):
+    if now < slots.foreign_until or slots.has(SlotState.FOREIGN):
         return slots.polled_at + SLOW_POLL_S
     return None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from prefixproxy.schedule import work
 from prefixproxy.schedule.plan import Server
 from prefixproxy.schedule.roots import Root, RootState, RootTable, fingerprint, root_id
-from prefixproxy.schedule.slots import Held
+from prefixproxy.schedule.slot import Held
 from prefixproxy.schedule.types import Effect
 from prefixproxy.types import SlotId, UpstreamFacts
 
@@ -95,4 +95,4 @@ def _adopt(server: Server, snapshot: Snapshot, now: float) -> None:
         parked=snapshot.parked,
         adopted=True,
     )
-    server.roots.roots.setdefault(root.id, root)
+    server.roots.add(root)

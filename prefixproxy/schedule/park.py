@@ -9,7 +9,7 @@ token: there the prompt is evaluated alone first and saved without its answer.
 from __future__ import annotations
 
 from prefixproxy.schedule.plan import Place, SaveFirst, Server, WarmFirst, continues
-from prefixproxy.schedule.slots import Slot
+from prefixproxy.schedule.slot import Slot
 from prefixproxy.schedule.types import Policy, Ticket
 
 ROLLS_BACK_SHARE = 0.75

@@ -6,10 +6,13 @@ is overwritten. Waiting for a busy slot and warming a root alone are weighed aga
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
 
-from prefixproxy.prefix import PrefixChain
-from prefixproxy.schedule.park import park_first, turn_first
+from prefixproxy.schedule.cheapest import cheapest_places
+from prefixproxy.schedule.fleet import Group, by_server, in_state
+from prefixproxy.schedule.park import park_first, turn_first, worthwhile_tokens
 from prefixproxy.schedule.plan import (
     WAIT_SLACK,
     Decision,
@@ -20,34 +23,43 @@ from prefixproxy.schedule.plan import (
     Server,
     Spread,
     WarmFirst,
-    prefill_s,
-    prepared,
-    serving_servers,
+    blocks_for,
     tokens_of,
 )
 from prefixproxy.schedule.price import Prices
 from prefixproxy.schedule.queue import Waiting
-from prefixproxy.schedule.slots import Slot, Work
+from prefixproxy.schedule.slot import Slot, Work
 from prefixproxy.schedule.turns import is_over
 from prefixproxy.schedule.types import HoldReason, Reason, Ticket
+from prefixproxy.schedule.underway import UnderWay, alike, under_way
 from prefixproxy.types import SlotState
 
 WORTHWHILE_REUSE = 0.9
 """Where slots that forget a tail keep less than this share of the rest, copying a slot with a tail is pointless."""
 SHORT_SHARE = 0.25
 """A root this much shorter than what is left of another one is warmed beside it."""
-DRAIN_WAIT_S = 2.0
-"""How long a prompt waits for a slot whose client left while it evaluated the same: many send the same bytes again."""
 _GOES_NOWHERE = (HoldReason.CLIENT_SLOT, HoldReason.TENANT_SLOTS)
 """Who is held for one of these takes no other slot that comes free."""
 
 
+@dataclass(slots=True)
 class Placement(Prices):
     """Decides for one ticket after the other; effects in between are told by `changed`."""
 
-    __slots__ = ()
+    _stale: bool = True
+    _opened: dict[frozenset[int], Group] = field(default_factory=dict)
+    _under_way: dict[int, list[UnderWay]] = field(default_factory=dict)
 
     def decide(self, waiting: Waiting) -> Decision:
+        """Where this ticket goes now."""
+        if self._stale:
+            self._opened, self._under_way = {}, {}
+            self.index = self.fleet.index(self.policy)
+        decision = self._decide(waiting)
+        self._stale = not isinstance(decision, Hold)
+        return decision
+
+    def _decide(self, waiting: Waiting) -> Decision:
         """The first of these that applies:
         1. no upstream serves it, as many run as may, or its tenant has all the slots it may have: hold;
         2. it needs several slots, or a slot its client named: those, or hold;
@@ -58,20 +70,23 @@ class Placement(Prices):
         7. the cheapest place, unless a later ticket has much more use for it.
         """
         ticket = waiting.ticket
-        serving = serving_servers(self.servers, ticket)
+        serving = self.fleet.serving(ticket)
         if not serving:
             return Hold(HoldReason.NO_UPSTREAM)
         if self.policy.max_concurrency and self.running >= self.policy.max_concurrency:
             return Hold(HoldReason.CONCURRENCY)
-        if is_over(ticket, self.servers, self.policy):
+        if is_over(ticket, self.fleet.up(), self.policy):
             return Hold(HoldReason.TENANT_SLOTS)
         if ticket.n_seqs > 1:
             return self._spread(ticket, serving)
         home = self._client_slot(ticket, serving)
         if home is not None:
             return self._at_client_slot(ticket, *home)
-        open_servers = [server for server in serving if self._closed(server) is None]
-        places = [place for server in open_servers for place in self._places(waiting, server)]
+        open_servers = self._open(serving)
+        cold = self._held_cold(waiting, open_servers)
+        if cold is not None:
+            return cold
+        places = self._cheapest(waiting, open_servers)
         if not places:
             return self._without_slot(ticket, serving)
         best = min(places, key=lambda place: (round(place.cost_s, 3), place.slot.turn))
@@ -79,8 +94,31 @@ class Placement(Prices):
             held = self._held(waiting, open_servers, best) or self._root_first(waiting, best)
             if held is not None:
                 return self._kept_first(waiting, best, held) if isinstance(held, WarmFirst) else held
-        found = self._unless_needed(waiting, best, places)
+        found = self._unless_needed(waiting, best, places, open_servers)
         return found if isinstance(found, Hold) else self._kept_first(waiting, found, found)
+
+    def _cheapest(self, waiting: Waiting, servers: Group) -> list[Place]:
+        """All that can be the cheapest."""
+        index = self.index
+        return self._all(waiting, servers) if index is None else cheapest_places(self, index, waiting, servers)
+
+    def _all(self, waiting: Waiting, servers: Group) -> list[Place]:
+        return [place for server in servers for place in self.places(waiting, server)]
+
+    def _open(self, serving: Group) -> Group:
+        known = self._opened.get(serving.numbers)
+        if known is None:
+            known = self._opened[serving.numbers] = self._find_open(serving)
+        return known
+
+    def _find_open(self, serving: Group) -> Group:
+        shut = [server for server in self._restless(serving) if self._closed(server) is not None]
+        if not shut and not self.closed:
+            return serving
+        return Group([server for server in serving if self._closed(server) is None])
+
+    def _restless(self, group: Group) -> list[Server]:
+        return [server for server in self.fleet.restless() if server in group]
 
     def _closed(self, server: Server) -> HoldReason | None:
         if server.slots.choosing(self.now):
@@ -91,7 +129,7 @@ class Placement(Prices):
 
     # 2. several slots, or the client's own
 
-    def _spread(self, ticket: Ticket, serving: Sequence[Server]) -> Decision:
+    def _spread(self, ticket: Ticket, serving: Group) -> Decision:
         for server in serving:
             slots = server.slots
             need = ticket.n_seqs if ticket.n_seqs <= len(slots.slots) else 1
@@ -101,7 +139,7 @@ class Placement(Prices):
                 return Hold(HoldReason.UNCONFIRMED_PINS)
         return self._without_slot(ticket, serving)
 
-    def _client_slot(self, ticket: Ticket, serving: Sequence[Server]) -> tuple[Server, Slot] | None:
+    def _client_slot(self, ticket: Ticket, serving: Group) -> tuple[Server, Slot] | None:
         if ticket.wanted_slot is None or ticket.wanted_slot < 0 or not ticket.pinnable:
             return None
         for server in serving:
@@ -115,85 +153,83 @@ class Placement(Prices):
             return Hold(closed)
         if not slot.idle or slot.promised not in (None, ticket.id):
             return Hold(HoldReason.CLIENT_SLOT)
-        cached, _ = self._reuse(ticket, server, slot.held)
+        cached, _ = self.reuse(ticket, server, slot.held)
         return Place(server, slot, None, cached, 0.0, Reason.CLIENT_SLOT)
 
-    def _without_slot(self, ticket: Ticket, serving: Sequence[Server]) -> Hold | Spread:
+    def _without_slot(self, ticket: Ticket, serving: Group) -> Hold | Spread:
         """3. Why nothing is free for it. Where others take the slots it queues up behind them, in the server."""
-        for server in serving:
-            hold = prepared(ticket, server)
-            if hold is not None:
-                return hold
-        for server in serving:
+        hold = self.fleet.prepared(ticket, serving)
+        if hold is not None:
+            return hold
+        for server in self._restless(serving):
             closed = self._closed(server)
             if closed is not None and any(self.usable(ticket, server)):
                 return Hold(closed)
-            if (
-                closed is None
-                and any(server.slots.in_state(SlotState.FOREIGN))
-                and server.slots.pins_confirmed(self.now)
-            ):
+            if closed is None and server.slots.has(SlotState.FOREIGN) and server.slots.pins_confirmed(self.now):
                 return Spread(server, 1)
         return Hold(HoldReason.NO_SLOT)
 
     # 4. and 5. what others evaluate already
 
-    def _held(self, waiting: Waiting, servers: Sequence[Server], best: Place) -> Hold | None:
-        for server in servers:
-            hold = prepared(waiting.ticket, server)
-            if hold is None and waiting.ticket.reuse:
-                hold = self._under_way(waiting.ticket, server, best.cached)
-                hold = hold or self._left_behind(waiting.ticket, server, best.cached)
+    def _held(self, waiting: Waiting, servers: Group, best: Place) -> Hold | None:
+        ticket = waiting.ticket
+        deep = self.sharing(ticket, best.cached + self.least_worth())
+        if deep is None or self.fleet.census.promised_to(ticket.id):
+            for server in servers:
+                hold = self.fleet.prepared(ticket, Group([server]))
+                if hold is None and ticket.reuse:
+                    found = under_way(server, self.policy)
+                    hold = next((one.hold for one in found if one.has_more(self, ticket, best.cached)), None)
+                if hold is not None:
+                    return hold
+        elif ticket.reuse:
+            hold = self._held_by_others(ticket, servers, best.cached)
             if hold is not None:
                 return hold
-        return self._patience(waiting, servers, best)
+        return self._patience(waiting, servers, best, deep)
 
-    def _under_way(self, ticket: Ticket, server: Server, cached: int) -> Hold | None:
-        """4. Somebody is gathered for, warming, saving or prefilling more of it than any slot or snapshot has."""
+    def _held_cold(self, waiting: Waiting, servers: Group) -> Hold | None:
+        """4. of a ticket whose prompt no idle slot and no snapshot beside one shares anything with, in a large fleet:
+        whatever the cheapest place is, nothing of it is cached there."""
+        ticket, index = waiting.ticket, self.index
+        if index is None or index.odd or not ticket.reuse or waiting.plain is Reason.HOLD_EXPIRED:
+            return None
+        for blocks, node in self.path(ticket):
+            if blocks and (node.idle or not index.open.isdisjoint(node.saved)):
+                return None
+        if self.policy.side_slots or index.open.isdisjoint(servers.numbers):
+            return None
+        return None if self.fleet.census.promised_to(ticket.id) else self._held_by_others(ticket, servers, 0)
 
-        def more(chain: PrefixChain) -> int:
-            return tokens_of(ticket, ticket.chain.common_blocks(chain)) - cached
-
-        for gathering in server.roots.gatherings:
-            if self.now < gathering.until and self._worth(server, more(gathering.chain)):
-                return Hold(HoldReason.GATHERING, gathering.until)
-        for root in server.roots.running():
-            # its prefill is paid already, so it need not be worth a warm-up: it only has to take longer than the copy
-            if more(root.chain) > server.rate(self.policy) * server.slots.rates.restore_s(root.n_bytes):
-                return Hold(HoldReason.WARMING, root.until)
-        for slot in server.slots.in_state(SlotState.LEASED):
-            until = slot.since + prefill_s(slot, server, self.policy)
-            if slot.first_token_at is None and self.now < until:
-                reused, _ = self._reuse(ticket, server, slot.held)
-                if self._worth(server, reused - cached):
-                    return Hold(HoldReason.LEADER, until)
+    def _held_by_others(self, ticket: Ticket, servers: Group, cached: int) -> Hold | None:
+        """4. in a large fleet, for a ticket that nothing is prepared for."""
+        hashes = ticket.chain.hashes
+        if not hashes:
+            return None
+        known = self._under_way.get(hashes[0])
+        if known is None:
+            known = self._under_way[hashes[0]] = alike(self.fleet, self.path(ticket), hashes[0], self.policy)
+        need = blocks_for(ticket, cached + self.least_worth())
+        last = hashes[need - 1] if need <= len(hashes) else None
+        for one in known:
+            if (one.is_root or one.block(need) == last is not None) and one.server in servers:
+                if one.has_more(self, ticket, cached):
+                    return one.hold
         return None
 
-    def _left_behind(self, ticket: Ticket, server: Server, cached: int) -> Hold | None:
-        """4. A slot that is coming free holds more of it, as far as its request got. A prefill that the server does not
-        break off (no progress can be asked for in /v1/messages) goes on to its end: then it need not be done twice."""
-        for slot in server.slots.in_state(SlotState.DRAINING):
-            prefilling = slot.first_token_at is None and not slot.ended
-            rest_s = WAIT_SLACK * slot.uncached / server.rate(self.policy) if prefilling else 0.0
-            until = slot.since + max(DRAIN_WAIT_S, min(self.policy.max_warm_s, rest_s))
-            reused, _ = self._reuse(ticket, server, slot.held)
-            if self.now < until and self._worth(server, reused - cached):
-                return Hold(HoldReason.LEADER, until)
-        return None
-
-    def _patience(self, waiting: Waiting, servers: Sequence[Server], best: Place) -> Hold | None:
+    def _patience(self, waiting: Waiting, servers: Group, best: Place, deep: Sequence[Slot] | None) -> Hold | None:
         """5. A busy slot holds so much of it that waiting is cheaper; not for longer than the first estimate said.
         Where one cache serves all, nothing has to be waited for once it is evaluated."""
         if waiting.patience is not None and self.now >= waiting.patience:
             return None
         cheapest: tuple[float, Slot, float] | None = None
-        for server in servers:
-            rate, can_fork = server.rate(self.policy), self._can_fork(server)
+        for server in servers if deep is None else by_server(self.fleet, deep, servers):
+            rate, can_fork = server.rate(self.policy), self.can_fork(server)
             if server.slots.facts.capabilities.shared_cache:
                 continue
-            for slot in server.slots.in_state(SlotState.LEASED):
-                reused, _ = self._reuse(waiting.ticket, server, slot.held)
-                if not self._worth(server, reused - best.cached):
+            for slot in in_state(server, SlotState.LEASED, deep):
+                reused, _ = self.reuse(waiting.ticket, server, slot.held)
+                if not self.worth(server, reused - best.cached):
                     continue
                 wait_s = server.slots.remaining_s(slot, rate, self.now)
                 if not can_fork:
@@ -212,7 +248,7 @@ class Placement(Prices):
 
     def _root_first(self, waiting: Waiting, best: Place) -> Decision | None:
         ticket, server = waiting.ticket, best.server
-        if waiting.plain or ticket.alone or not self._can_fork(server):
+        if waiting.plain or ticket.alone or not self.can_fork(server):
             return None
         with_others = self.counts.deepest(ticket.chain, holders=2)
         peers = self._peers(waiting, server, with_others)
@@ -262,41 +298,53 @@ class Placement(Prices):
 
     def _cold(self, ticket: Ticket, server: Server, cached: int, blocks: int) -> bool:
         """Whether so much of it is worth a warm-up beyond what is cached."""
-        return self._worth(server, tokens_of(ticket, blocks) - cached)
+        return self.worth(server, tokens_of(ticket, blocks) - cached)
 
     def _peers(self, waiting: Waiting, server: Server, with_others: int) -> list[Ticket]:
         """Who else waits, if anybody shares something worth a warm-up with it beyond all snapshots."""
-        saved = self._best_saved(waiting.ticket, server)
+        saved = self.best_saved(waiting.ticket, server)
         if not self._cold(waiting.ticket, server, saved[1] if saved else 0, with_others):
             return []
         return [w.ticket for w in self.line if w is not waiting and w.plain is None and not w.ticket.alone]
 
     def _alone(self, ticket: Ticket, server: Server) -> list[int]:
         """Blocks it may share with later tickets: its head, what a running one shares, the roots known of it."""
-        running = [ticket.chain.common_blocks(slot.held.chain) for slot in server.slots.in_state(SlotState.LEASED)]
-        known = [
-            len(r.chain.hashes) for r in server.roots.roots.values() if not r.parked and ticket.chain.extends(r.chain)
-        ]
-        return [ticket.head_blocks, *running, *known]
+        return [ticket.head_blocks, self._running_blocks(ticket, server), server.roots.deepest_shared(ticket.chain)]
+
+    def _running_blocks(self, ticket: Ticket, server: Server) -> int:
+        if self.index is None or server.slots.number in self.index.odd:
+            leased = server.slots.in_state(SlotState.LEASED)
+            return max((ticket.chain.common_blocks(slot.held.chain) for slot in leased), default=0)
+        for blocks, node in reversed(self.path(ticket)):
+            if any(s.state is SlotState.LEASED for s in node.slots_of(server.slots)):
+                return blocks
+        return 0
 
     def _wanted_idle(self, ticket: Ticket, peers: Sequence[Ticket], server: Server) -> SaveFirst | None:
         """An idle slot that holds, beyond any snapshot, what this and another waiting ticket share."""
         if server.slots.kept_share(can_fork=False) < WORTHWHILE_REUSE:
             return None
-        saved = self._best_saved(ticket, server)
+        saved = self.best_saved(ticket, server)
         cached = saved[1] if saved else 0
-        for slot in self.usable(ticket, server):
+        for slot in self._candidates(ticket, server, cached + self.least_worth()):
             blocks = ticket.chain.common_blocks(slot.held.chain)
-            if not self._worth(server, tokens_of(ticket, blocks) - cached):
+            if not self.worth(server, tokens_of(ticket, blocks) - cached):
                 continue
             together = [min(blocks, peer.chain.common_blocks(slot.held.chain)) for peer in peers]
-            together = [b for b in together if self._worth(server, tokens_of(ticket, b) - cached)]
-            if together and sum(1 for _ in self.usable(ticket, server)) > 1:
+            together = [b for b in together if self.worth(server, tokens_of(ticket, b) - cached)]
+            if together and len(list(islice(self.usable(ticket, server), 2))) > 1:
                 chain = ticket.chain.head(min(together))
                 known = server.roots.find(chain)
                 if known is None or (self.now >= known.retry_at and not known.running):
                     return SaveFirst(server, slot, chain, ticket)
         return None
+
+    def _candidates(self, ticket: Ticket, server: Server, tokens: float) -> Iterable[Slot]:
+        """The slots it may use on one upstream that share more than so many tokens with it, and perhaps others."""
+        deep = self.sharing(ticket, tokens)
+        if deep is None:
+            return self.usable(ticket, server)
+        return [slot for slot in in_state(server, SlotState.IDLE, deep) if self.may_use(ticket, server, slot)]
 
     # 7. leave a slot to a later ticket, and save what is overwritten
 
@@ -309,33 +357,44 @@ class Placement(Prices):
             return parked or found
         return turn_first(ticket, place, self.policy, self.now) or found
 
-    def _unless_needed(self, waiting: Waiting, best: Place, places: Sequence[Place]) -> Place | Hold:
+    def _unless_needed(self, waiting: Waiting, best: Place, places: Sequence[Place], servers: Group) -> Place | Hold:
         if not self.yielding or self.policy.policy == "fifo" or waiting.overtaken >= self.policy.max_overtaken:
             return best
-        for place in sorted(places, key=lambda place: place.cost_s):
+        cheapest = min(places, key=_cost_s)
+        if not self._needed_by_later(waiting, cheapest):
+            return cheapest
+        for place in sorted(self._all(waiting, servers), key=_cost_s):
             if not self._needed_by_later(waiting, place):
                 return place
         return Hold(HoldReason.OVERTAKEN)
 
     def _needed_by_later(self, waiting: Waiting, place: Place) -> bool:
         """Whether a later ticket of the same priority would lose a root with this slot, and this ticket gains none."""
-        slot, gains = place.slot, place.root is None and self._worth(place.server, place.cached)
+        slot, gains = place.slot, place.root is None and self.worth(place.server, place.cached)
         if gains or slot.promised == waiting.ticket.id or not slot.held.tokens:
             return False
-        if not self._worth(place.server, slot.held.tokens_at(self.counts.deepest(slot.held.chain)) / 2):
+        if not self.worth(place.server, slot.held.tokens_at(self.counts.deepest(slot.held.chain)) / 2):
             return False  # whoever waits, none shares enough with it, even where the estimates differ by half
         for later in self.line[self.line.index(waiting) + 1 :]:
             ticket = later.ticket
             if ticket.priority is not waiting.ticket.priority or later.hold in _GOES_NOWHERE:
                 continue
-            if place.server not in serving_servers(self.servers, ticket):
+            if place.server not in self.fleet.serving(ticket):
                 continue
-            here, _ = self._reuse(ticket, place.server, slot.held)
-            saved = self._best_saved(ticket, place.server)
-            others = (
-                self._reuse(ticket, place.server, s.held)[0] for s in self.usable(ticket, place.server) if s is not slot
-            )
-            elsewhere = max(saved[1] if saved else 0, max(others, default=0))
-            if self._worth(place.server, here - elsewhere):
+            here, _ = self.reuse(ticket, place.server, slot.held)
+            saved = self.best_saved(ticket, place.server)
+            here -= saved[1] if saved else 0
+            if self.worth(place.server, here) and not self._elsewhere(ticket, place.server, slot):
                 return True
         return False
+
+    def _elsewhere(self, ticket: Ticket, server: Server, slot: Slot) -> bool:
+        """Whether another slot has nearly as much of it as this one."""
+        here, _ = self.reuse(ticket, server, slot.held)
+        enough = here - worthwhile_tokens(server, self.policy)
+        others = (other for other in self._candidates(ticket, server, enough - 1) if other is not slot)
+        return any(not self.worth(server, here - self.reuse(ticket, server, other.held)[0]) for other in others)
+
+
+def _cost_s(place: Place) -> float:
+    return place.cost_s

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
-from prefixproxy.prefix import PrefixChain
+from prefixproxy.prefix import BLOCK_ENDS, PrefixChain, bytes_of
 from prefixproxy.routing import serving
 from prefixproxy.schedule.roots import Root, RootTable
-from prefixproxy.schedule.slots import Held, Slot, Upstream, Work
+from prefixproxy.schedule.slot import Held, Slot
+from prefixproxy.schedule.slots import Upstream
 from prefixproxy.schedule.types import HoldReason, Policy, Reason, Ticket
-from prefixproxy.types import SlotState, TicketId
 
 WAIT_SLACK = 2.0
 """A wait for a busy slot is given up after this many times the expected time."""
@@ -19,7 +20,7 @@ MIN_TOKEN_BYTES = 2
 """Text has more bytes than that for each token, nearly always."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Server:
     """An upstream with its roots. `rewarm`: it came back empty and has had no look at its snapshots yet."""
 
@@ -112,7 +113,13 @@ Decision = Hold | Gather | Place | WarmFirst | SaveFirst | Spread
 
 def tokens_of(ticket: Ticket, blocks: int) -> int:
     """Estimated tokens in the first `blocks` blocks of a ticket."""
-    return Held(ticket.chain, ticket.n_tokens, ticket.n_tokens).tokens_at(blocks)
+    return ticket.n_tokens * bytes_of(blocks) // ticket.chain.n_bytes if blocks else 0
+
+
+def blocks_for(ticket: Ticket, tokens: float) -> int:
+    """The fewest blocks of a ticket that have more than so many tokens (`tokens_of`)."""
+    n_bytes = -(-(int(tokens) + 1) * ticket.chain.n_bytes // ticket.n_tokens)
+    return bisect_left(BLOCK_ENDS, n_bytes) + 1
 
 
 def reuses(ticket: Ticket, server: Server) -> bool:
@@ -147,15 +154,6 @@ def continues(ticket: Ticket, held: Held, blocks: int) -> bool:
     return blocks == len(held.chain.hashes) and ticket.chain.n_bytes >= held.chain.n_bytes + MIN_TOKEN_BYTES * answer
 
 
-def prepared(ticket: Ticket, server: Server) -> Hold | None:
-    """A slot is being prepared for it."""
-    for slot in server.slots.in_state(SlotState.RESERVED):
-        if slot.promised == ticket.id:
-            restoring = slot.work is Work.RESTORE
-            return Hold(HoldReason.RESTORING if restoring else HoldReason.WARMING, slot.until)
-    return None
-
-
 def serving_servers(servers: Sequence[Server], ticket: Ticket) -> list[Server]:
     """Of all upstreams ever seen, those that are up and may get this ticket (`routing.serving`); of these, those whose
     slots are long enough, or all."""
@@ -167,37 +165,3 @@ def serving_servers(servers: Sequence[Server], ticket: Ticket) -> list[Server]:
     if ticket.needs_ctx and len(found) > 1:
         return [s for s in found if (s.slots.facts.n_ctx_slot or ticket.needs_ctx) >= ticket.needs_ctx] or found
     return found
-
-
-def state_of(servers: Sequence[Server], policy: Policy, now: float) -> tuple[object, ...]:
-    """Equal as long as nothing changed that could let a held ticket go."""
-    tables = (server.slots for server in servers)
-    return (
-        policy,
-        *(
-            (t.name, t.version, t.facts.reuse_off, t.unpinned_because(now), t.choosing(now), t.stale(now))
-            for t in tables
-        ),
-    )
-
-
-def any_open(servers: Sequence[Server]) -> bool:
-    """Whether any slot may take a request: an idle one, or in its turn one that others use."""
-    slots = (slot for server in servers for slot in server.slots.slots)
-    return any(slot.state in (SlotState.IDLE, SlotState.FOREIGN) for slot in slots)
-
-
-def busy(servers: Sequence[Server], running: int) -> int:
-    """Requests and warm-ups that keep the servers at work; `running` tickets are granted."""
-    warming = sum(slot.work is Work.WARM for server in servers for slot in server.slots.slots)
-    draining = sum(1 for server in servers for _ in server.slots.in_state(SlotState.DRAINING))
-    return running + warming + draining
-
-
-def release_promise(servers: Iterable[Server], ticket: TicketId) -> None:
-    """A ticket no longer waits for the slot that was prepared for it."""
-    for server in servers:
-        for slot in server.slots.slots:
-            if slot.promised == ticket:
-                slot.promised = None
-                server.slots.version += 1

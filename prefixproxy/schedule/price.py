@@ -3,14 +3,18 @@ snapshot, and the value of what is overwritten."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from prefixproxy.schedule.counts import PrefixCounts
+from prefixproxy.schedule.fleet import Fleet
+from prefixproxy.schedule.index import Index
 from prefixproxy.schedule.park import is_parked, worthwhile_tokens
 from prefixproxy.schedule.plan import Place, Server, continues, evaluated, reuses, tokens_of
 from prefixproxy.schedule.queue import Waiting
 from prefixproxy.schedule.roots import Root
-from prefixproxy.schedule.slots import Held, PrefixCounts, Slot
+from prefixproxy.schedule.slot import Held, Slot
+from prefixproxy.schedule.tree import Path
 from prefixproxy.schedule.types import HoldReason, Policy, Reason, Ticket
 from prefixproxy.types import SlotId, TicketId
 
@@ -25,7 +29,7 @@ class Prices:
     share. `closed`: upstreams that take no more in this look,
     and why. `bound_for`: tickets ahead that wait for a busy slot. `yielding`: whether a ticket may be overtaken."""
 
-    servers: Sequence[Server]
+    fleet: Fleet
     line: Sequence[Waiting]
     counts: PrefixCounts
     policy: Policy
@@ -34,14 +38,17 @@ class Prices:
     closed: dict[str, HoldReason] = field(default_factory=dict)
     bound_for: dict[SlotId, int] = field(default_factory=dict)
     yielding: bool = True
+    index: Index | None = None
+    """Of a large fleet, as it is for this decision."""
     _forking: dict[str, bool] = field(default_factory=dict)
     _saved: dict[tuple[TicketId, str], tuple[Root, int] | None] = field(default_factory=dict)
+    _paths: dict[TicketId, tuple[int, Path]] = field(default_factory=dict)
 
-    def _worth(self, server: Server, tokens: float) -> bool:
+    def worth(self, server: Server, tokens: float) -> bool:
         """Whether so many tokens cost more than a warm-up is worth."""
         return tokens > worthwhile_tokens(server, self.policy)
 
-    def _can_fork(self, server: Server) -> bool:
+    def can_fork(self, server: Server) -> bool:
         known = self._forking.get(server.slots.name)
         if known is None:
             known = self._forking[server.slots.name] = not server.snapshots_off_because(self.policy, self.now)
@@ -49,14 +56,18 @@ class Prices:
 
     def usable(self, ticket: Ticket, server: Server) -> Iterator[Slot]:
         """The idle slots of one upstream that a ticket may use."""
-        slots = server.slots.slots
-        kept = len(slots) - min(self.policy.side_slots, len(slots) - 1)
-        for slot in slots:
-            if slot.idle and slot.promised in (None, ticket.id):
-                if kept == len(slots) or ticket.side == (slot.id.slot >= kept):
-                    yield slot
+        return (slot for slot in server.slots.slots if self.may_use(ticket, server, slot))
 
-    def _reuse(self, ticket: Ticket, server: Server, held: Held, can_fork: bool = False) -> tuple[int, int]:
+    def may_use(self, ticket: Ticket, server: Server, slot: Slot) -> bool:
+        if not slot.idle or slot.promised not in (None, ticket.id):
+            return False
+        if not self.policy.side_slots:
+            return True
+        n_slots = len(server.slots.slots)
+        kept = n_slots - min(self.policy.side_slots, n_slots - 1)
+        return kept == n_slots or ticket.side == (slot.id.slot >= kept)
+
+    def reuse(self, ticket: Ticket, server: Server, held: Held, can_fork: bool = False) -> tuple[int, int]:
         """Tokens of the ticket expected to be reused from `held`, and the blocks they share. In the ticket's own
         estimate, as is everything that is weighed here: an exact count beside an estimate would look like a gap."""
         if not reuses(ticket, server):
@@ -69,22 +80,22 @@ class Prices:
             tokens = int(tokens * max(server.slots.kept_share(can_fork=False), SAME_TURN_SHARE))
         return tokens, blocks
 
-    def _places(self, waiting: Waiting, server: Server) -> list[Place]:
+    def places(self, waiting: Waiting, server: Server) -> list[Place]:
         ticket, rate = waiting.ticket, server.rate(self.policy)
         idle = list(self.usable(ticket, server))
         promised = [slot for slot in idle if slot.promised == ticket.id]
         idle = promised or idle
-        direct = [self._direct(ticket, server, slot, rate) for slot in idle]
-        forks = [] if promised or not idle else self._forks(ticket, server, idle, rate)
+        direct = [self.direct(ticket, server, slot, rate) for slot in idle]
+        forks = [] if promised or not idle else self.forks(ticket, server, idle)
         ram = server.slots.evicted and reuses(ticket, server)
-        if ram and not any(self._worth(server, place.cached) for place in direct + forks):
+        if ram and not any(self.worth(server, place.cached) for place in direct + forks):
             # a pin to an empty slot bypasses the server's RAM cache (llama-server computes 0/0 similarity there), a pin
             # to one that holds something consults it; that is where a prefix can be that is in no slot
             direct = [place for place in direct if place.slot.dirty] or direct
         return direct + forks
 
-    def _direct(self, ticket: Ticket, server: Server, slot: Slot, rate: float) -> Place:
-        cached, _ = self._reuse(ticket, server, evaluated(ticket, server, slot), self._can_fork(server))
+    def direct(self, ticket: Ticket, server: Server, slot: Slot, rate: float) -> Place:
+        cached, _ = self.reuse(ticket, server, evaluated(ticket, server, slot), self.can_fork(server))
         kept = ticket.chain.common_blocks(slot.held.chain) if reuses(ticket, server) else 0
         extends = continues(ticket, slot.held, kept)
         lost_s = 0.0 if extends or is_parked(server, slot) else server.slots.lost_s(slot, kept, rate, self.now)
@@ -96,36 +107,75 @@ class Prices:
             reason = Reason.LEAST_VALUABLE if slot.dirty else Reason.EMPTY_SLOT
         return Place(server, slot, None, cached, (ticket.n_tokens - cached) / rate + lost_s, reason)
 
-    def _forks(self, ticket: Ticket, server: Server, idle: Sequence[Slot], rate: float) -> list[Place]:
-        saved = self._best_saved(ticket, server)
+    def forks(self, ticket: Ticket, server: Server, idle: Sequence[Slot]) -> list[Place]:
+        saved = self.best_saved(ticket, server)
         if saved is None:
             return []
         root, cached = saved
-        cost_s = server.slots.rates.restore_s(root.n_bytes) + (ticket.n_tokens - cached) / rate
-        out = []
-        for slot in idle:
-            there, kept = self._reuse(ticket, server, slot.held, can_fork=True)
-            if there >= cached:
-                continue
-            lost_s = 0.0 if is_parked(server, slot) else server.slots.lost_s(slot, kept, rate, self.now)
-            out.append(Place(server, slot, root, cached, cost_s + lost_s, Reason.FORKED))
-        return out
+        cost_s = self.fork_s(ticket, server, root, cached)
+        places = (self.fork(ticket, server, slot, root, cached, cost_s) for slot in idle)
+        return [place for place in places if place is not None]
+
+    def fork_s(self, ticket: Ticket, server: Server, root: Root, cached: int) -> float:
+        rate = server.rate(self.policy)
+        return server.slots.rates.restore_s(root.n_bytes) + (ticket.n_tokens - cached) / rate
+
+    def fork(self, ticket: Ticket, server: Server, slot: Slot, root: Root, cached: int, cost_s: float) -> Place | None:
+        """A copy of `root` in this slot, where that has more of the ticket. `cost_s`: but for what is lost."""
+        there, kept = self.reuse(ticket, server, slot.held, can_fork=True)
+        if there >= cached:
+            return None
+        rate = server.rate(self.policy)
+        lost_s = 0.0 if is_parked(server, slot) else server.slots.lost_s(slot, kept, rate, self.now)
+        return Place(server, slot, root, cached, cost_s + lost_s, Reason.FORKED)
 
     def changed(self) -> None:
         """Effects took place since the last decision."""
         self._saved.clear()
 
-    def _best_saved(self, ticket: Ticket, server: Server) -> tuple[Root, int] | None:
+    def best_saved(self, ticket: Ticket, server: Server) -> tuple[Root, int] | None:
         key = ticket.id, server.slots.name
         if key not in self._saved:
-            self._saved[key] = self._find_saved(ticket, server) if self._can_fork(server) else None
+            self._saved[key] = self._find_saved(ticket, server) if self.can_fork(server) else None
         return self._saved[key]
 
     def _find_saved(self, ticket: Ticket, server: Server) -> tuple[Root, int] | None:
         best: tuple[Root, int] | None = None
-        for root in server.roots.saved():
+        for root in self._saved_roots(ticket, server):
             if root.snapshot is not None and not root.running:
-                cached, _ = self._reuse(ticket, server, root.snapshot)
+                cached, _ = self.reuse(ticket, server, root.snapshot)
                 if cached > (best[1] if best else 0):
                     best = root, cached
         return best
+
+    def _saved_roots(self, ticket: Ticket, server: Server) -> Iterable[Root]:
+        """Those with a snapshot that may be the best for a ticket, in order."""
+        if self.index is None or server.slots.number in self.index.odd:
+            return server.roots.saved()
+        return self.index.saved_roots(self.path(ticket), server)
+
+    # what shares something with a ticket, in a large fleet
+
+    def path(self, ticket: Ticket) -> Path:
+        """Where the ticket's prompt goes through the index."""
+        index = self.index
+        assert index is not None
+        known = self._paths.get(ticket.id)
+        if known is None or known[0] != index.generation:
+            path = index.tree.path(ticket.chain.hashes if ticket.reuse else ())
+            known = self._paths[ticket.id] = index.generation, path
+        return known[1]
+
+    def least_worth(self) -> float:
+        """The fewest tokens that are worth a warm-up anywhere; 0 of a small fleet."""
+        return 0.0 if self.index is None else self.index.bounds()[1]
+
+    def sharing(self, ticket: Ticket, tokens: float) -> Sequence[Slot] | None:
+        """The slots that share more than so many tokens with it, or some that do not, in order; None: all may."""
+        index = self.index
+        if index is None or index.odd:
+            return None
+        for blocks, node in self.path(ticket):
+            if tokens_of(ticket, blocks) > tokens:
+                return node.slots()
+        return ()

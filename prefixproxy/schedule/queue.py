@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from prefixproxy.prefix import PrefixChain
-from prefixproxy.schedule.slots import PrefixCounts
+from prefixproxy.schedule.counts import PrefixCounts
 from prefixproxy.schedule.turns import Accounts, Charge, is_batch, share_of
 from prefixproxy.schedule.types import HoldReason, Policy, Reason, Ticket
 from prefixproxy.types import Priority, TicketId
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Waiting:
     """One ticket in the queue. `cost`: tokens it is expected to evaluate. `hold` and `until`: what the last look at it
     found. `overtaken`: how often a later one that had more use for a slot went first; `passed`: how many later ones of

@@ -10,7 +10,7 @@ from itertools import count
 from math import exp2, inf
 
 from prefixproxy.prefix import PrefixChain
-from prefixproxy.schedule.slots import Held
+from prefixproxy.schedule.slot import Held
 from prefixproxy.schedule.types import Policy
 from prefixproxy.types import RootId, SlotId, UpstreamFacts
 
@@ -57,6 +57,8 @@ class Root:
     parked: bool = False
     adopted: bool = False
     saved_from: SlotId | None = None
+    number: int = 0
+    """Grows in the order in which the roots of a table became known."""
 
     @property
     def running(self) -> bool:
@@ -93,11 +95,39 @@ class RootTable:
     gatherings: list[Gathering] = field(default_factory=list)
     strikes: int = 0
     off_because: str = ""
+    _numbers: Iterator[int] = field(default_factory=lambda: count(1))
+    _under_way: dict[RootId, Root] = field(default_factory=dict)
+    _by_end: dict[int, dict[RootId, Root]] = field(default_factory=dict)
+    """By the last block of its chain."""
+
+    def add(self, root: Root) -> Root:
+        """This root, or the one of the same chain that was known before."""
+        known = self.roots.setdefault(root.id, root)
+        if known is root:
+            root.number = next(self._numbers)
+            self._by_end.setdefault(_end(root.chain), {})[root.id] = root
+        return known
+
+    def enter(self, root: Root, state: RootState) -> None:
+        """Change its state; `running` knows by this who is under way."""
+        root.state = state
+        if root.running:
+            self._under_way[root.id] = root
+        else:
+            self._under_way.pop(root.id, None)
+
+    def deepest_shared(self, chain: PrefixChain) -> int:
+        """Blocks of the longest known root of several that `chain` begins with."""
+        for end in reversed(chain.hashes):
+            for root in self._by_end.get(end, {}).values():
+                if not root.parked and chain.extends(root.chain):
+                    return len(root.chain.hashes)
+        return 0
 
     def obtain(self, chain: PrefixChain, family: str, tokens: int, now: float) -> Root:
         """The root of exactly this chain, known or new."""
         key = root_id(chain, self.upstream)
-        root = self.roots.setdefault(key, Root(key, chain, family, tokens))
+        root = self.roots.get(key) or self.add(Root(key, chain, family, tokens))
         root.last_used = now
         return root
 
@@ -108,8 +138,8 @@ class RootTable:
         half = len(chain.hashes) // 2
         self.gatherings = [g for g in self.gatherings if g.chain.common_blocks(chain) <= half]
 
-    def running(self) -> Iterator[Root]:
-        return (root for root in self.roots.values() if root.running)
+    def running(self) -> list[Root]:
+        return sorted(self._under_way.values(), key=lambda root: root.number)
 
     def saved(self) -> Iterator[Root]:
         return (root for root in self.roots.values() if root.snapshot is not None)
@@ -160,9 +190,17 @@ class RootTable:
 
     def forget_stale(self, now: float, limit: int) -> None:
         """Forget closed windows, and the least valuable roots beyond `limit`; one with a file or under way stays."""
-        self.gatherings = [g for g in self.gatherings if now < g.until]
+        if self.gatherings:
+            self.gatherings = [g for g in self.gatherings if now < g.until]
         over = len(self.roots) - limit
         if over > 0:
             idle = [root for root in self.roots.values() if not root.file and not root.running]
             for root in sorted(idle, key=lambda root: self.worth(root, now))[:over]:
                 del self.roots[root.id]
+                self._by_end[_end(root.chain)].pop(root.id)
+                if not self._by_end[_end(root.chain)]:
+                    del self._by_end[_end(root.chain)]
+
+
+def _end(chain: PrefixChain) -> int:
+    return chain.hashes[-1] if chain.hashes else 0

@@ -9,7 +9,8 @@ from prefixproxy.schedule import work
 from prefixproxy.schedule.plan import Server, shared
 from prefixproxy.schedule.rates import MIN_RATE_TOKENS, mixed
 from prefixproxy.schedule.roots import DELIVERED_SHARE, Root
-from prefixproxy.schedule.slots import NOTHING, UNSTARTED_SETTLE_S, Held, Settling, Slot
+from prefixproxy.schedule.slot import NOTHING, Held, Slot
+from prefixproxy.schedule.slots import UNSTARTED_SETTLE_S, Settling
 from prefixproxy.schedule.turns import Charge
 from prefixproxy.schedule.types import Effect, Finish, Ticket
 from prefixproxy.types import SlotState
@@ -55,7 +56,7 @@ class Running:
         self.started_at = now if self.started_at is None else self.started_at
         if first_token and self.first_token_at is None:
             self.first_token_at = now
-        self.server.slots.version += 1
+        self.server.slots.touch()
         for slot in self.slots:
             slot.started, slot.first_token_at = True, self.first_token_at
 
@@ -113,7 +114,7 @@ def settle(server: Server, ticket: Ticket, need: int, now: float, likely: Slot |
     """Let the server choose `need` of its idle slots; one answer goes where most of its prompt is (`likely`)."""
     server.slots.settling = Settling(ticket.id, need, now, tenant=ticket.tenant)
     server.slots.poll_soon = True
-    server.slots.version += 1
+    server.slots.touch()
     expected, blocks = shared(ticket, server, likely.held) if likely is not None else (0, 0)
     truncated = likely is not None and blocks < len(likely.held.chain.hashes)
     return Running(ticket, server, now, need=need, expected=expected, truncated=truncated)
@@ -146,12 +147,12 @@ def _end_unseen(running: Running, settling: Settling, finish: Finish, now: float
     """It ended before anybody saw which slot the server gave it: it may have been any that is idle now."""
     slots = running.server.slots
     slots.settling, slots.poll_soon = None, True
-    slots.version += 1
+    slots.touch()
     if running.started_at is None and not finish.confirmed_idle:
         slots.haunted_until = now + UNSTARTED_SETTLE_S
     for slot in list(slots.in_state(SlotState.IDLE)):
-        slot.doubt = _held_after(running.held, finish) if finish.ok and running.need == 1 else NOTHING
-        slot.promised = None
+        slots.suspect(slot, _held_after(running.held, finish) if finish.ok and running.need == 1 else NOTHING)
+        slots.census.promise(slot, None)
         if slot.id in settling.seen_busy or not finish.confirmed_idle:
             slot.started = running.started_at is not None
             slots.drain(slot, now)

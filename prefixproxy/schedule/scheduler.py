@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from prefixproxy.schedule import memory, work
+from prefixproxy.schedule.fleet import Fleet
 from prefixproxy.schedule.look import ASSUMED_LOOK_S, look, polls
 from prefixproxy.schedule.memory import Recalled
 from prefixproxy.schedule.place import Placement
@@ -32,17 +33,11 @@ from prefixproxy.schedule.plan import (
     Server,
     Spread,
     WarmFirst,
-    any_open,
-    busy,
-    release_promise,
-    serving_servers,
-    state_of,
 )
 from prefixproxy.schedule.queue import Queue, Waiting
-from prefixproxy.schedule.roots import Gathering, Root, RootTable, fingerprint
+from prefixproxy.schedule.roots import Gathering, Root, fingerprint
 from prefixproxy.schedule.run import Running, end, judge, learn, lease, settle
-from prefixproxy.schedule.slots import Slot, Upstream, Work
-from prefixproxy.schedule.turns import uncached_tokens
+from prefixproxy.schedule.slot import Slot, Work
 from prefixproxy.schedule.types import (
     Effect,
     Finish,
@@ -65,9 +60,9 @@ from prefixproxy.types import RootId, SlotId, TicketId, UpstreamFacts
 class Scheduler:
     """One table of slots over all upstreams, one queue in front of it."""
 
-    def __init__(self, policy: Policy | None = None) -> None:
+    def __init__(self, policy: Policy | None = None, fleet: Fleet | None = None) -> None:
         self._policy = policy or Policy()
-        self._servers: dict[str, Server] = {}
+        self._fleet = Fleet() if fleet is None else fleet
         self._queue = Queue()
         self._running: dict[TicketId, Running] = {}
         self._rejected: Counter[RejectReason] = Counter()
@@ -75,7 +70,7 @@ class Scheduler:
         self._now = 0.0
 
     def __repr__(self) -> str:
-        return state_line(self._servers, len(self._queue), len(self._running))
+        return state_line(self._fleet, len(self._queue), len(self._running))
 
     # upstreams
 
@@ -87,12 +82,14 @@ class Scheduler:
     @property
     def servers(self) -> Mapping[str, Server]:
         """All that is known, by upstream; only to be read (`memory.residency`, `memory.snapshots`)."""
-        return self._servers
+        return self._fleet.by_name
 
     def upstream_up(self, facts: UpstreamFacts, now: float) -> list[Effect]:
         """A probe succeeded. Its slots count as idle once seen so (`slots_seen`); where they cannot be seen they are
         only counted. Facts that changed nothing but abilities leave residency as it is."""
-        server = self._servers.setdefault(facts.name, Server(Upstream(facts), RootTable(facts.name)))
+        server = self._fleet.obtain(facts)
+        server.slots.stir()
+        self._fleet.changed()
         known, server.slots.facts = server.slots.facts, facts
         same = fingerprint(known) == fingerprint(facts)
         if server.slots.up and same and len(server.slots.slots) == facts.n_slots and known.kind == facts.kind:
@@ -104,7 +101,7 @@ class Scheduler:
     def upstream_lost(self, name: str, now: float) -> list[Effect]:
         """It is gone, with all that ran there (the caller ends those requests) and all its slots held. Who waits goes
         elsewhere, or waits for it to come back; told again, as it is about to, they go on waiting."""
-        server = self._servers.get(name)
+        server = self._fleet.get(name)
         if server is not None:
             if server.slots.up:
                 self._lose(server)
@@ -116,10 +113,11 @@ class Scheduler:
     ) -> list[Effect]:
         """What `GET /slots` showed; `asked_at`: when the question was sent. A slot that changed hands after that is
         skipped: the answer may be older than the change."""
-        server = self._servers.get(upstream)
+        server = self._fleet.get(upstream)
         if server is not None and server.slots.up and server.slots.observed:
             asked = now - ASSUMED_LOOK_S if asked_at is None else asked_at
             look(server, seen, asked, now, self._running, self._policy)
+            server.slots.stir()
         return self._place(now)
 
     # tickets
@@ -128,24 +126,24 @@ class Scheduler:
         """Queue these together, so that they count as evidence for each other's roots."""
         for ticket in tickets:
             if self._queue.get(ticket.id) is None and ticket.id not in self._running:
-                self._queue.add(ticket, uncached_tokens(self._servers.values(), ticket))
+                self._queue.add(ticket, self._fleet.uncached_tokens(ticket, self._policy))
         return self._place(now)
 
     def rekey(self, ticket: Ticket, now: float) -> list[Effect]:
         """A waiting ticket's prompt was stabilised anew. Granted ones are past that."""
-        self._queue.replace(ticket, uncached_tokens(self._servers.values(), ticket))
+        self._queue.replace(ticket, self._fleet.uncached_tokens(ticket, self._policy))
         return self._place(now)
 
     def cancel(self, ticket: TicketId, now: float) -> list[Effect]:
         """The client of a waiting ticket is gone. What is being warmed for it goes on: many come back at once."""
         self._queue.pop(ticket)
-        release_promise(self._servers.values(), ticket)
+        self._fleet.release_promise(ticket)
         return self._place(now)
 
     def placed(self, ticket: TicketId, slot: SlotId, now: float, asked_at: float | None = None) -> list[Effect]:
         """An unpinned grant was seen in this slot, by a look that was asked for at `asked_at`."""
         running = self._running.get(ticket)
-        server = self._servers.get(slot.upstream)
+        server = self._fleet.get(slot.upstream)
         asked = now - ASSUMED_LOOK_S if asked_at is None else asked_at
         if running is not None and server is not None and running.server is server:
             row = server.slots.slot(slot)
@@ -205,7 +203,7 @@ class Scheduler:
         seconds: float = 0.0,
     ) -> list[Effect]:
         effects: list[Effect] = []
-        for server in self._servers.values():
+        for server in self._fleet.restless():
             found = work.at_work(server, root, kind, slot)
             if found is None:
                 continue
@@ -231,6 +229,7 @@ class Scheduler:
     def set_policy(self, policy: Policy, now: float) -> list[Effect]:
         """Effective at once, for those that wait too."""
         self._policy = policy
+        self._fleet.stir()
         return self._place(now)
 
     def tick(self, now: float) -> list[Effect]:
@@ -239,11 +238,11 @@ class Scheduler:
 
     def next_wake(self) -> float | None:
         """When `tick` has something to do, if nothing else happens before."""
-        times = wakes(self._servers.values(), self._queue, self._policy, self._now)
+        times = wakes(self._fleet.restless(), self._queue, self._policy, self._now)
         return min((time for time in times if time > self._now), default=None)
 
     def snapshot(self, now: float) -> SchedulerSnapshot:
-        return snapshot_of(self._servers.values(), self._queue, len(self._running), self._rejected, self._policy, now)
+        return snapshot_of(self._fleet, self._queue, len(self._running), self._rejected, self._policy, now)
 
     # the one look at all who wait
 
@@ -252,7 +251,7 @@ class Scheduler:
         into the queue is turned away; 5. an upstream that came back gets its hot roots; 6. who is unsure asks."""
         self._now = now
         effects: list[Effect] = []
-        for server in self._servers.values():
+        for server in self._fleet.restless():
             for root, slot in work.overdue(server, now):
                 effects += self._fail(server, root, slot, now)
             server.roots.forget_stale(now, self._policy.max_roots)
@@ -261,38 +260,38 @@ class Scheduler:
         while len(self._queue) > self._policy.queue_limit:
             effects.append(self._reject(self._queue.surplus(self._policy).ticket.id, RejectReason.QUEUE_FULL))
         if not len(self._queue):
-            for server in self._servers.values():
+            for server in self._fleet.rewarming():
                 effects += work.rewarm(server, self._policy, now)
-        return [*effects, *polls(self._servers.values(), self._policy, now, len(self._queue))]
+        effects += polls(self._fleet.restless(), self._policy, now, len(self._queue))
+        self._fleet.calm_down(self._policy, now)
+        return effects
 
     def _expire(self, now: float) -> list[Effect]:
-        servers = list(self._servers.values())
-        gone = max((server.lost_at for server in servers), default=float("-inf")) + self._policy.reconnect_s
+        gone = self._fleet.lost_at() + self._policy.reconnect_s
         rejects: list[Effect] = []
         for waiting in list(self._queue):
             if waiting.ticket.deadline <= now:
                 rejects.append(self._reject(waiting.ticket.id, RejectReason.QUEUE_TIMEOUT))
-            elif now >= gone and not serving_servers(servers, waiting.ticket):
+            elif now >= gone and not self._fleet.serving(waiting.ticket):
                 rejects.append(self._reject(waiting.ticket.id, RejectReason.UPSTREAM_UNAVAILABLE))
         return rejects
 
     def _reject(self, ticket: TicketId, reason: RejectReason) -> Reject:
         self._queue.pop(ticket)
-        release_promise(self._servers.values(), ticket)
+        self._fleet.release_promise(ticket)
         self._rejected[reason] += 1
-        return Reject(ticket, reason, retry_after_s(self._servers.values(), len(self._queue)))
+        return Reject(ticket, reason, retry_after_s(self._fleet, len(self._queue)))
 
     def _assign(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
-        servers = [server for server in self._servers.values() if server.slots.up]
         if not len(self._queue):
             return effects
+        fleet, servers = self._fleet, self._fleet.up()
         line = self._queue.ordered(self._policy)
-        known, running = list(self._servers.values()), busy(servers, len(self._running))
-        place = Placement(known, line, self._queue.counts, self._policy, now, running)
+        place = Placement(fleet, line, self._queue.counts, self._policy, now, fleet.busy(len(self._running)))
         for place.yielding in (True, False):
             place.bound_for.clear()
-            state, idle = state_of(servers, self._policy, now), any_open(servers)
+            state, idle = fleet.state(self._policy, now), fleet.any_open()
             for waiting in line:
                 if self._queue.get(waiting.ticket.id) is not waiting or waiting.stands(state, now):
                     continue
@@ -303,7 +302,7 @@ class Scheduler:
                 effects += found
                 if found:
                     place.changed()
-                    state, idle = state_of(servers, self._policy, now), any_open(servers)
+                    state, idle = fleet.state(self._policy, now), fleet.any_open()
                 waiting.decided = state
             if not any(waiting.hold is HoldReason.OVERTAKEN for waiting in self._queue):
                 break
@@ -324,6 +323,7 @@ class Scheduler:
                 waiting.hold, waiting.until = HoldReason.GATHERING, now + self._policy.gather_s
                 waiting.gathered = True
                 decision.server.roots.gatherings.append(Gathering(decision.chain, waiting.until))
+                decision.server.slots.stir()
                 return []
             case WarmFirst():
                 waiting.hold, waiting.until = HoldReason.WARMING, now + self._policy.max_warm_s
@@ -355,6 +355,7 @@ class Scheduler:
         if slots.observed and not pinned:
             if not slots.pins_confirmed(now):
                 slots.confirm = True
+                slots.stir()
                 place.closed[slots.name] = waiting.hold = HoldReason.UNCONFIRMED_PINS
                 return []
             reason = Reason.FOREIGN if foreign else Reason.UNPINNED
@@ -383,7 +384,7 @@ class Scheduler:
     def _go(self, place: Placement, running: Running, reason: Reason, slot: SlotId | None = None) -> list[Effect]:
         ticket = running.ticket
         running.charged = self._queue.granted(ticket, ticket.n_tokens - running.expected, self._policy)
-        release_promise(self._servers.values(), ticket.id)
+        self._fleet.release_promise(ticket.id)
         self._running[ticket.id] = running
         place.running += 1
         upstream, cached = running.server.slots.name, running.expected_cached
@@ -394,3 +395,4 @@ class Scheduler:
         server.slots.close()
         server.rewarm = False
         work.reset(server)
+        self._fleet.changed()

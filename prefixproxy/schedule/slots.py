@@ -13,14 +13,16 @@ Only IDLE slots are granted, warmed, saved or restored: a pin to a busy slot cor
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from math import exp2, inf
+from operator import attrgetter
 
-from prefixproxy.prefix import PrefixChain, bytes_of
+from prefixproxy.prefix import PrefixChain
+from prefixproxy.schedule.census import Census
+from prefixproxy.schedule.counts import PrefixCounts
 from prefixproxy.schedule.rates import Rates
+from prefixproxy.schedule.slot import NOTHING, Held, Slot, Work
 from prefixproxy.types import RootId, SlotId, SlotState, TicketId, UpstreamFacts
 
 REUSE_CHANCE = 0.5
@@ -34,103 +36,11 @@ UNPROVEN_SHARE = 0.5
 ASSUMED_ANSWER_S = 5.0
 WARY_S = 600.0
 """So long after a foreign request was seen, no slot is pinned to without a look at it first."""
+MOST_SLOTS = 1 << 20
+"""Of one upstream, as slots are numbered."""
 VALUED_RATE = 1000.0
 """Tokens per second at which what a slot holds is valued at the most: a fast prefill is no reason to throw a
 conversation away, as evaluating it again also holds up whatever decodes beside it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """What a slot or a snapshot holds: `chain` covers `prompt_tokens` of its `tokens`; the rest is an answer."""
-
-    chain: PrefixChain
-    prompt_tokens: int
-    tokens: int
-
-    def tokens_at(self, blocks: int) -> int:
-        """The tokens in its first `blocks` blocks, taken as evenly spread."""
-        return self.prompt_tokens * bytes_of(blocks) // self.chain.n_bytes if blocks else 0
-
-    def cut(self, blocks: int, tokens: int) -> Held:
-        """The same, with only its first `blocks` blocks left."""
-        return Held(self.chain.head(blocks), self.tokens_at(blocks), tokens) if blocks else NOTHING
-
-
-class Work(StrEnum):
-    """What a reserved slot is reserved for."""
-
-    WARM = "warm"
-    SAVE = "save"
-    RESTORE = "restore"
-
-
-NOTHING = Held(PrefixChain((), 0, 0), 0, 0)
-
-
-class PrefixCounts:
-    """How many holders (slots, snapshots) of one upstream share each block."""
-
-    def __init__(self) -> None:
-        self._holders: dict[int, int] = {}
-
-    def add(self, chain: PrefixChain) -> None:
-        for block in chain.hashes:
-            self._holders[block] = self._holders.get(block, 0) + 1
-
-    def remove(self, chain: PrefixChain) -> None:
-        for block in chain.hashes:
-            left = self._holders[block] - 1
-            if left:
-                self._holders[block] = left
-            else:
-                del self._holders[block]
-
-    def deepest(self, chain: PrefixChain, holders: int = 1) -> int:
-        """How many leading blocks of `chain` at least that many holders have; holders never grow with depth."""
-        return bisect_left(chain.hashes, True, key=lambda block: self._holders.get(block, 0) < holders)
-
-    def __len__(self) -> int:
-        return len(self._holders)
-
-
-@dataclass(slots=True)
-class Slot:
-    """One row. `since`: when `state` last changed. `before`: what it held before the request that runs. `tenant`: whose
-    request runs or drains in it, or it is prepared for. `doubt`: what it holds if it is the slot an unpinned request
-    took unseen. `uncached`: tokens its request was expected to evaluate. `quiet`: its first token will not show.
-    `promised`: the ticket it was restored or warmed for. `source`: the root that was restored into it, `warmed`: one
-    was warmed in it, and nothing ran since. `until`: when the warm-up, save or restore in it counts as failed. `ended`:
-    its request ended by itself, so whatever keeps it busy is not ours."""
-
-    id: SlotId
-    state: SlotState
-    since: float
-    held: Held = NOTHING
-    before: Held = NOTHING
-    doubt: Held | None = None
-    dirty: bool = False
-    last_used: float = 0.0
-    turn: int = 0
-    ticket: TicketId | None = None
-    family: str = ""
-    tenant: str = ""
-    started: bool = False
-    first_token_at: float | None = None
-    quiet: bool = False
-    uncached: int = 0
-    promised: TicketId | None = None
-    source: RootId | None = None
-    warmed: bool = False
-    work: Work | None = None
-    root: RootId | None = None
-    until: float = inf
-    ended: bool = False
-    counted: bool = False
-    """A look has shown how many tokens it holds. From then on every look does, until the server forgets its slots."""
-
-    @property
-    def idle(self) -> bool:
-        return self.state is SlotState.IDLE
 
 
 @dataclass(slots=True)
@@ -157,6 +67,8 @@ class Upstream:
     """
 
     facts: UpstreamFacts
+    number: int = 0
+    census: Census = field(default_factory=Census)
     up: bool = False
     slots: list[Slot] = field(default_factory=list)
     rates: Rates = field(default_factory=Rates)
@@ -174,6 +86,18 @@ class Upstream:
     polled_at: float = -inf
     poll_soon: bool = False
     version: int = 0
+    doubted: set[int] = field(default_factory=set)
+    """Slots with a `doubt`."""
+    _by_state: dict[SlotState, dict[int, Slot]] = field(default_factory=lambda: {state: {} for state in SlotState})
+
+    def touch(self) -> None:
+        """Something changed that may matter to who waits."""
+        self.version += 1
+        self.census.touch(self.number)
+
+    def stir(self) -> None:
+        """Something here has to be looked after."""
+        self.census.restless.add(self.number)
 
     @property
     def name(self) -> str:
@@ -206,17 +130,34 @@ class Upstream:
         """Come up with nothing known for certain: an observed slot is not idle until it was seen idle, and what is
         `recalled` of an earlier process's slots counts once a look has shown just as many tokens."""
         state = SlotState.DRAINING if self.observed else SlotState.IDLE
-        self.slots = [Slot(SlotId(self.name, i), state, now, started=True) for i in range(self.facts.n_slots)]
+        self._clear()
+        first = self.number * MOST_SLOTS
+        self.slots = [
+            Slot(SlotId(self.name, i), state, now, started=True, number=first + i) for i in range(self.facts.n_slots)
+        ]
         for slot in self.slots:
-            slot.doubt = recalled.get(slot.id.slot)
-        self.counts = PrefixCounts()
+            self.suspect(slot, recalled.get(slot.id.slot))
+            self._by_state[state][slot.id.slot] = slot
+            self.census.open_slots += state in _OPEN
+            self.census.note(slot)
         self.up, self.evicted, self.settling, self.poll_soon = True, False, None, self.observed
-        self.version += 1
+        self.touch()
         self.foreign_until, self.haunted_until, self.looked_at, self.confirm = -inf, -inf, -inf, False
 
     def close(self) -> None:
-        self.version += 1
-        self.up, self.slots, self.counts, self.settling, self.trying = False, [], PrefixCounts(), None, None
+        self.touch()
+        self._clear()
+        self.up, self.settling, self.trying = False, None, None
+
+    def _clear(self) -> None:
+        for slot in self.slots:
+            self.census.promise(slot, None)
+            self.census.note(slot)
+            self.census.open_slots -= slot.state in _OPEN
+        for rows in self._by_state.values():
+            rows.clear()
+        self.doubted.clear()
+        self.slots, self.counts = [], PrefixCounts()
 
     def slot(self, slot: SlotId) -> Slot | None:
         return self.slots[slot.slot] if 0 <= slot.slot < len(self.slots) else None
@@ -224,15 +165,53 @@ class Upstream:
     def hold(self, slot: Slot, held: Held) -> None:
         """Believe from now on that `slot` holds `held`."""
         if held is not slot.held:
-            self.version += 1
-            self.counts.remove(slot.held.chain)
-            self.counts.add(held.chain)
+            self.touch()
+            if held.chain is not slot.held.chain:
+                self._count_anew(slot, held.chain)
             slot.held = held
         slot.dirty = slot.dirty or held.tokens > 0
+        self.census.note(slot)
+
+    def _count_anew(self, slot: Slot, chain: PrefixChain) -> None:
+        """Whoever is now alone with a block, or no longer, has another value."""
+        who, before = slot.id.slot + 1, slot.held.chain
+        start = before.common_blocks(chain)
+        self.counts.remove(before, who, start)
+        if self.census.noting:
+            self._note_sole(before, start)
+            self._note_sole(chain, start)
+        self.counts.add(chain, who, start)
+
+    def _note_sole(self, chain: PrefixChain, start: int = 0) -> None:
+        sole = self.counts.sole(chain, start)
+        if sole:
+            self.census.note(self.slots[sole - 1])
+
+    def add_saved(self, chain: PrefixChain, root: RootId, root_chain: PrefixChain) -> None:
+        """The snapshot of a root holds it."""
+        if self.census.noting:
+            self._note_sole(chain)
+            self.census.saved[self.number, root] = root_chain
+        self.counts.add(chain)
+
+    def remove_saved(self, chain: PrefixChain, root: RootId, root_chain: PrefixChain) -> None:
+        self.counts.remove(chain)
+        if self.census.noting:
+            self._note_sole(chain)
+            self.census.saved[self.number, root] = root_chain
+
+    def suspect(self, slot: Slot, doubt: Held | None) -> None:
+        """It may hold `doubt`, as long as no look has shown it."""
+        slot.doubt = doubt
+        if doubt is None:
+            self.doubted.discard(slot.id.slot)
+        else:
+            self.doubted.add(slot.id.slot)
 
     def forget(self, slot: Slot, dirty: bool = True) -> None:
         self.hold(slot, NOTHING)
-        slot.dirty, slot.doubt, slot.before = dirty, None, NOTHING
+        self.suspect(slot, None)
+        slot.dirty, slot.before = dirty, NOTHING
         slot.source, slot.warmed = None, False
 
     def lease(self, slot: Slot, ticket: TicketId, family: str, held: Held, uncached: int, now: float) -> None:
@@ -240,7 +219,8 @@ class Upstream:
         self._note_eviction(slot, held)
         slot.before = slot.held
         self.hold(slot, held)
-        slot.ticket, slot.family, slot.promised, slot.started = ticket, family, None, False
+        self.census.promise(slot, None)
+        slot.ticket, slot.family, slot.started = ticket, family, False
         slot.first_token_at, slot.uncached, slot.source, slot.warmed = None, uncached, None, False
         self._move(slot, SlotState.LEASED, now)
 
@@ -265,14 +245,14 @@ class Upstream:
         if not self.observed or not self.facts.shared or not (self.wary(now) or self.full or self.wanted):
             self.free(slot, now)
             return
-        slot.doubt = slot.held if ok else None
+        self.suspect(slot, slot.held if ok else None)
         self.drain(slot, now)
         slot.started = slot.ended = True
 
     @property
     def full(self) -> bool:
         """Whether no slot is free."""
-        return not any(slot.idle for slot in self.slots)
+        return not self.has(SlotState.IDLE)
 
     def wary(self, now: float) -> bool:
         """Whether others were seen to use this upstream not long ago."""
@@ -283,7 +263,8 @@ class Upstream:
         return self.observed and self.wary(now) and self.seen_at < now
 
     def drain(self, slot: Slot, now: float) -> None:
-        slot.ticket, slot.work, slot.root, slot.until, slot.promised = None, None, None, inf, None
+        self.census.promise(slot, None)
+        slot.ticket, slot.work, slot.root, slot.until = None, None, None, inf
         self.poll_soon = True
         self._move(slot, SlotState.DRAINING, now)
 
@@ -291,7 +272,8 @@ class Upstream:
         self.foreign_until, self.foreign_at = now + quiet_s, now
         if slot.state is not SlotState.FOREIGN:
             self.forget(slot)
-            slot.promised, slot.started = None, True
+            self.census.promise(slot, None)
+            slot.started = True
             self._move(slot, SlotState.FOREIGN, now)
 
     def settled_at(self, slot: Slot) -> float:
@@ -309,7 +291,9 @@ class Upstream:
 
     def check(self, slot: Slot, n_tokens: int | None) -> None:
         """An idle slot was seen to hold `n_tokens`: drop what we believed if it cannot be true."""
-        doubt, slot.doubt = slot.doubt, None
+        doubt = slot.doubt
+        self.suspect(slot, None)
+        self.census.note(slot)
         if doubt is not None:
             known = n_tokens is not None
             if known and abs((n_tokens or 0) - doubt.tokens) <= 2:
@@ -348,8 +332,14 @@ class Upstream:
         chance = REUSE_CHANCE * exp2((slot.last_used - now) / REUSE_HALF_LIFE_S)
         return max(0, held.tokens - held.tokens_at(kept)) / min(rate, VALUED_RATE) * chance
 
-    def in_state(self, *states: SlotState) -> Iterable[Slot]:
-        return (slot for slot in self.slots if slot.state in states)
+    def in_state(self, *states: SlotState) -> Sequence[Slot]:
+        """In the order of their numbers."""
+        found = [slot for state in states for slot in self._by_state[state].values()]
+        return sorted(found, key=_number) if len(found) > 1 else found
+
+    def has(self, state: SlotState) -> bool:
+        """Whether any slot is in it."""
+        return bool(self._by_state[state])
 
     def choosing(self, now: float) -> bool:
         """Whether the server may be about to put an unpinned request of ours into any idle slot."""
@@ -365,12 +355,20 @@ class Upstream:
         )
 
     def _move(self, slot: Slot, state: SlotState, now: float) -> None:
-        self.version += 1
+        self.touch()
+        self.census.note(slot)
+        self.census.open_slots += (state in _OPEN) - (slot.state in _OPEN)
+        del self._by_state[slot.state][slot.id.slot]
+        self._by_state[state][slot.id.slot] = slot
         slot.state, slot.since, slot.turn, slot.ended = state, now, self.version, False
 
     def _note_eviction(self, slot: Slot, held: Held) -> None:
         if slot.held.tokens and not held.chain.extends(slot.held.chain):
             self.evicted = True
+
+
+_OPEN = (SlotState.IDLE, SlotState.FOREIGN)
+_number = attrgetter("number")
 
 
 def left_over(slot: Slot, n_tokens: int | None) -> Held:

@@ -126,14 +126,6 @@ def _start_no_earlier(spent: dict[K, float], who: K, waiting: set[K]) -> None:
         spent[who] = max(spent.get(who, 0.0), floor)
 
 
-def uncached_tokens(servers: Iterable[Server], ticket: Ticket) -> int:
-    """Tokens a ticket would make the best server evaluate as things stand, at least one."""
-    if not ticket.reuse:
-        return ticket.n_tokens
-    blocks = max((server.slots.counts.deepest(ticket.chain) for server in servers if server.slots.up), default=0)
-    return max(1, ticket.n_tokens - tokens_of(ticket, blocks))
-
-
 def slots_held(servers: Iterable[Server], tenant: str) -> int:
     """The slots a tenant has: those its requests run in, those not yet seen idle behind one that broke off, and those
     prepared for one that waits."""

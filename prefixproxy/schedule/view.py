@@ -23,12 +23,12 @@ from prefixproxy.types import SlotState
 LONGEST_RETRY_S = 120.0
 
 
-def state_line(servers: Mapping[str, Server], waiting: int, running: int) -> str:
+def state_line(servers: Iterable[Server], waiting: int, running: int) -> str:
     """All slots as letters: . idle, L leased, R reserved, d draining, f foreign."""
     letters = {SlotState.IDLE: ".", SlotState.LEASED: "L", SlotState.RESERVED: "R"}
     tables = (
-        f"{name}[{''.join(letters.get(slot.state, slot.state.value[0]) for slot in server.slots.slots)}]"
-        for name, server in servers.items()
+        f"{server.slots.name}[{''.join(letters.get(slot.state, slot.state.value[0]) for slot in server.slots.slots)}]"
+        for server in servers
     )
     return f"<Scheduler {' '.join(tables)} waiting={waiting} running={running}>"
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from prefixproxy.schedule.plan import SaveFirst, Server, WarmFirst, tokens_of
 from prefixproxy.schedule.rates import mixed
 from prefixproxy.schedule.roots import RETRY_S, Root, RootState
-from prefixproxy.schedule.slots import Held, Slot, Work
+from prefixproxy.schedule.slot import Held, Slot, Work
 from prefixproxy.schedule.types import Drop, Effect, Policy, Restore, Save, Ticket, Warm, WarmResult
 from prefixproxy.types import RootId, SlotId, SlotState
 
@@ -19,19 +19,21 @@ MAX_RENDERED = 8
 """Tickets named in a Warm; the edge renders the first few."""
 
 
-def promise(slot: Slot, ticket: Ticket | None) -> None:
+def promise(server: Server, slot: Slot, ticket: Ticket | None) -> None:
     """The slot is prepared for this ticket, and counts as its tenant's."""
-    slot.promised, slot.tenant = (None, "") if ticket is None else (ticket.id, ticket.tenant)
+    server.slots.census.promise(slot, None if ticket is None else ticket.id)
+    slot.tenant = "" if ticket is None else ticket.tenant
 
 
 def start_warm(server: Server, plan: WarmFirst, policy: Policy, now: float) -> list[Effect]:
     """Reserve the slot, promise it to the leader, and warm."""
     leader, slot = plan.leader, plan.slot
     root = server.roots.obtain(plan.chain, leader.family, tokens_of(leader, len(plan.chain.hashes)), now)
-    root.state, root.until, root.leader = RootState.WARMING, now + policy.max_warm_s, leader.chain
+    server.roots.enter(root, RootState.WARMING)
+    root.until, root.leader = now + policy.max_warm_s, leader.chain
     server.roots.end_gathering(root.chain)
     server.slots.reserve(slot, Work.WARM, root.id, root.until, now)
-    promise(slot, leader)
+    promise(server, slot, leader)
     root.parked = plan.whole
     return [Warm(root.id, slot.id, (leader.id, *(other.id for other in plan.others))[:MAX_RENDERED], plan.whole)]
 
@@ -57,27 +59,29 @@ def start_save(server: Server, plan: SaveFirst, policy: Policy, now: float) -> l
     root.leader, root.parked = leader.chain, plan.parked
     if plan.parked:
         root.tokens = slot.held.tokens
-    promise(slot, leader)
+    promise(server, slot, leader)
     return _save(server, root, slot, policy, now)
 
 
 def _save(server: Server, root: Root, slot: Slot, policy: Policy, now: float) -> list[Effect]:
     if server.slots.choosing(now):
         # an unpinned request may be taking this very slot now that it is idle; who needs the root can save it later
-        root.state = RootState.COLD
+        server.roots.enter(root, RootState.COLD)
         server.slots.free(slot, now)
         return []
     n_bytes = int(slot.held.tokens * (server.slots.rates.bytes_per_token or 0.0))
     dropped = drop(server, root) if root.file else []
     room = server.roots.room_for(root, n_bytes, policy, now)
     if room is None or server.snapshots_off_because(policy, now):
-        root.state, root.retry_at = RootState.READY, now + RETRY_S
+        server.roots.enter(root, RootState.READY)
+        root.retry_at = now + RETRY_S
         server.slots.free(slot, now)
         return dropped
     root.file, victims = room
     for victim in victims:
         drop(server, victim)  # its file is overwritten or left: no Drop, the pool's names come back
-    root.state, root.until, root.n_bytes = RootState.SAVING, now + policy.max_copy_s, n_bytes
+    server.roots.enter(root, RootState.SAVING)
+    root.until, root.n_bytes = now + policy.max_copy_s, n_bytes
     server.slots.reserve(slot, Work.SAVE, root.id, root.until, now)
     return [*dropped, Save(root.id, slot.id, root.file)]
 
@@ -85,11 +89,12 @@ def _save(server: Server, root: Root, slot: Slot, policy: Policy, now: float) ->
 def saved(server: Server, root: Root, slot: Slot, n_bytes: int, seconds: float, now: float) -> list[Effect]:
     """The snapshot is written."""
     server.slots.rates.learn_save(n_bytes, seconds)
-    root.state, root.snapshot, root.n_bytes, root.saved_from = RootState.READY, slot.held, n_bytes, slot.id
-    server.slots.counts.add(slot.held.chain)
+    server.roots.enter(root, RootState.READY)
+    root.snapshot, root.n_bytes, root.saved_from = slot.held, n_bytes, slot.id
+    server.slots.add_saved(slot.held.chain, root.id, root.chain)
     effects = [effect for old in server.roots.superseded(root) for effect in drop(server, old)] if root.parked else []
     if not slot.warmed and root.parked:
-        slot.promised = None  # it was saved to be overwritten, by whatever is the cheapest now
+        server.slots.census.promise(slot, None)  # it was saved to be overwritten, by whatever is the cheapest now
     if slot.held.tokens:
         rates = server.slots.rates
         rates.bytes_per_token = mixed(rates.bytes_per_token, n_bytes / slot.held.tokens)
@@ -105,16 +110,15 @@ def start_restore(
     root.forks += ticket is not None
     root.last_used = now
     server.slots.reserve(slot, Work.RESTORE, root.id, now + policy.max_copy_s, now)
-    promise(slot, ticket)
+    promise(server, slot, ticket)
     return [Restore(root.id, slot.id, root.file, _source(server, root, slot))]
 
 
 def _source(server: Server, root: Root, target: Slot) -> SlotId | None:
     """The slot that the root was saved from, if it is another one than the target and holds all of the root still."""
-    for slot in server.slots.slots:
-        if slot.id == root.saved_from and slot is not target and slot.held.chain.extends(root.chain):
-            return slot.id
-    return None
+    slot = None if root.saved_from is None else server.slots.slot(root.saved_from)
+    there = slot is not None and slot is not target and slot.held.chain.extends(root.chain)
+    return root.saved_from if there else None
 
 
 def restored(server: Server, root: Root, slot: Slot, seconds: float, now: float) -> list[Effect]:
@@ -141,10 +145,12 @@ def failed(server: Server, root: Root, slot: Slot, now: float) -> list[Effect]:
     server.slots.drain(slot, now)
     match work:
         case Work.WARM:
-            root.state, root.retry_at = RootState.COLD, now + RETRY_S
+            server.roots.enter(root, RootState.COLD)
+            root.retry_at = now + RETRY_S
             return []
         case Work.SAVE:
-            root.state, root.file, root.n_bytes, root.retry_at = RootState.COLD, "", 0, now + RETRY_S
+            server.roots.enter(root, RootState.COLD)
+            root.file, root.n_bytes, root.retry_at = "", 0, now + RETRY_S
             server.roots.judge(root, delivered=False)
             return []
         case _:
@@ -162,8 +168,8 @@ def overdue(server: Server, now: float) -> Iterable[tuple[Root, Slot]]:
 def drop(server: Server, root: Root) -> list[Effect]:
     """Use the root's snapshot no more; its file is given up when no restore reads it any longer."""
     if root.snapshot is not None:
-        server.slots.counts.remove(root.snapshot.chain)
-        root.snapshot = None
+        held, root.snapshot = root.snapshot, None
+        server.slots.remove_saved(held.chain, root.id, root.chain)
     return _release_file(server, root)
 
 
@@ -188,7 +194,8 @@ def reset(server: Server) -> None:
     for root in server.roots.roots.values():
         root.restoring = 0
         if root.running or root.snapshot is None:
-            root.state, root.file, root.n_bytes = RootState.COLD, "", 0
+            server.roots.enter(root, RootState.COLD)
+            root.file, root.n_bytes = "", 0
     recount(server)
 
 
@@ -196,7 +203,7 @@ def recount(server: Server) -> None:
     """Snapshots hold their blocks whether or not the upstream is up."""
     for root in server.roots.saved():
         if root.snapshot is not None:
-            server.slots.counts.add(root.snapshot.chain)
+            server.slots.add_saved(root.snapshot.chain, root.id, root.chain)
 
 
 def rewarm(server: Server, policy: Policy, now: float) -> list[Effect]:

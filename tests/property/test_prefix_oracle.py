@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from prefixproxy.prefix import BLOCK_ENDS, PrefixChain, blocks_within, bytes_of, chain_of
-from prefixproxy.schedule.slots import PrefixCounts
+from prefixproxy.schedule.counts import PrefixCounts
 
 PIECES = st.lists(st.sampled_from([b"a" * 64, b"b" * 64, b"a" * 700, b"b" * 5000, b"c" * 63, b"d"]), max_size=6)
 """Few and repetitive, so that prompts share prefixes of all lengths."""

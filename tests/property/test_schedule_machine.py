@@ -29,7 +29,8 @@ from prefixproxy.schedule import work as schedule_work
 from prefixproxy.schedule.queue import Queue
 from prefixproxy.schedule.roots import RootTable
 from prefixproxy.schedule.scheduler import Scheduler
-from prefixproxy.schedule.slots import Slot, Upstream
+from prefixproxy.schedule.slot import Slot
+from prefixproxy.schedule.slots import Upstream
 from prefixproxy.schedule.types import Effect, Finish, HoldReason, Policy, Share, SlotView, Ticket, WaitingView
 from prefixproxy.types import Priority, SlotId, SlotState, TicketId
 

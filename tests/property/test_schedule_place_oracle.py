@@ -11,14 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prefixproxy.prefix import BLOCK_ENDS, blocks_within, chain_of
+from prefixproxy.schedule.fleet import Fleet
 from prefixproxy.schedule.place import Placement
 from prefixproxy.schedule.plan import Hold, Place, Server
 from prefixproxy.schedule.queue import Queue
-from prefixproxy.schedule.roots import Root, RootState, RootTable, root_id
-from prefixproxy.schedule.slots import NOTHING, REUSE_CHANCE, REUSE_HALF_LIFE_S, Held, Upstream
+from prefixproxy.schedule.roots import Root, RootState, root_id
+from prefixproxy.schedule.slot import NOTHING, Held
+from prefixproxy.schedule.slots import REUSE_CHANCE, REUSE_HALF_LIFE_S
 from prefixproxy.schedule.types import HoldReason, Policy, Reason, Ticket
 from prefixproxy.schedule.work import recount
-from prefixproxy.types import Capabilities, SlotState, TicketId, UpstreamFacts
+from prefixproxy.types import Capabilities, TicketId, UpstreamFacts
 
 FULL = Capabilities(pin=True, observe=True, snapshot=True, warm=True)
 PIECES = [b"a" * 640, b"b" * 640, b"a" * 2560, b"c" * 1280]
@@ -99,19 +101,21 @@ def held(text: bytes, answer: int = 0) -> Held:
     return Held(chain_of([text]), len(text) // 4, len(text) // 4 + answer) if text else NOTHING
 
 
-def server(number: int, case: Case) -> Server:
+def join(fleet: Fleet, number: int, case: Case) -> Server:
     facts = UpstreamFacts(f"u{number}", "llama-server", len(case.rows), capabilities=FULL)
-    built = Server(Upstream(facts), RootTable(facts.name))
+    built = fleet.obtain(facts)
     built.slots.open(0.0, {})
+    fleet.changed()
     built.slots.rates.prefill = case.rate
     for slot, row in zip(built.slots.slots, case.rows, strict=True):
         built.slots.hold(slot, held(row.text, row.answer))
-        slot.state = SlotState.IDLE if row.idle else SlotState.DRAINING
+        if row.idle:
+            built.slots.free(slot, 0.0)
         slot.last_used = NOW - row.age_s
     for text in case.saved:
         chain = chain_of([text])
         name = root_id(chain, facts.name)
-        built.roots.roots[name] = Root(name, chain, "f", len(text) // 4, RootState.READY, "file", 1, held(text))
+        built.roots.add(Root(name, chain, "f", len(text) // 4, RootState.READY, "file", 1, held(text)))
     recount(built)
     return built
 
@@ -123,8 +127,10 @@ def decide(cases: list[Case], prompt: bytes) -> Place | Hold:
     queue.add(Ticket(TicketId("t"), chain_of([prompt]), 0, "f", n_tokens, NOW, NOW + 60))
     [waiting] = queue
     waiting.plain = Reason.HOLD_EXPIRED
-    servers = [server(i, case) for i, case in enumerate(cases)]
-    decision = Placement(servers, [waiting], queue.counts, Policy(), NOW, 0).decide(waiting)
+    fleet = Fleet()
+    for i, case in enumerate(cases):
+        join(fleet, i, case)
+    decision = Placement(fleet, [waiting], queue.counts, Policy(), NOW, 0).decide(waiting)
     assert isinstance(decision, Place | Hold)
     return decision
 

@@ -10,7 +10,7 @@ from prefixproxy.keeping import SlotRows
 from prefixproxy.prefix import chain_of
 from prefixproxy.schedule.memory import Recalled, residency, snapshots
 from prefixproxy.schedule.scheduler import Scheduler
-from prefixproxy.schedule.slots import NOTHING, Held
+from prefixproxy.schedule.slot import NOTHING, Held
 from prefixproxy.schedule.types import Effect, Grant, Reason, Restore, SlotSeen, Ticket, Warm
 from prefixproxy.simulate.text import EMPTY, Text
 from prefixproxy.types import Capabilities, SlotId, TicketId, UpstreamFacts

@@ -9,7 +9,8 @@ from schedule_sim import facts, words
 from prefixproxy.schedule import work
 from prefixproxy.schedule.plan import Server
 from prefixproxy.schedule.roots import Gathering, Root, RootState, RootTable, fingerprint, root_id
-from prefixproxy.schedule.slots import Held, Upstream, Work
+from prefixproxy.schedule.slot import Held, Work
+from prefixproxy.schedule.slots import Upstream
 from prefixproxy.schedule.types import Policy, Save, WarmResult
 
 

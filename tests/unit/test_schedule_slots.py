@@ -6,7 +6,8 @@ import pytest
 from schedule_sim import FULL, NO_SNAPSHOT, UNPINNED, facts, words
 
 from prefixproxy.schedule.rates import Rates
-from prefixproxy.schedule.slots import NOTHING, Held, Slot, Upstream, Work, left_over
+from prefixproxy.schedule.slot import NOTHING, Held, Slot, Work
+from prefixproxy.schedule.slots import Upstream, left_over
 from prefixproxy.types import RootId, SlotState, TicketId
 
 ROOT = words("root", 640)

@@ -1,0 +1,252 @@
+"""The cheapest places for a ticket in a large fleet: exactly those that a look at every idle slot would find.
+
+Whatever shares the same prefix with the ticket saves it the same, and what is lost in a slot hardly depends on who
+overwrites it. So of all slots below a node of the tree only those with the smallest keys can be the cheapest: they are
+priced, as `price` does it, the others are known to cost more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import exp2, inf, log2
+
+from prefixproxy.schedule.fleet import Group
+from prefixproxy.schedule.index import Index, Shelf, fork_floor_s
+from prefixproxy.schedule.plan import Place, Server, tokens_of
+from prefixproxy.schedule.price import Prices
+from prefixproxy.schedule.queue import Waiting
+from prefixproxy.schedule.slot import Slot
+from prefixproxy.schedule.slots import MOST_SLOTS, REUSE_CHANCE, REUSE_HALF_LIFE_S, VALUED_RATE
+from prefixproxy.schedule.types import Reason
+
+SLACK_S = 0.002
+"""Prices are compared in milliseconds: what costs this much more than the cheapest is no rival of it."""
+_FEW = 16
+
+
+def cheapest_places(prices: Prices, index: Index, waiting: Waiting, group: Group) -> list[Place]:
+    """Every place within SLACK_S of the cheapest, and perhaps others, in the order of upstreams and slots."""
+    return _Search(prices, index, waiting, group).run()
+
+
+class _Search:
+    def __init__(self, prices: Prices, index: Index, waiting: Waiting, group: Group) -> None:
+        self.prices, self.index, self.waiting, self.ticket = prices, index, waiting, waiting.ticket
+        self.path = prices.path(self.ticket)
+        self.rate, _, self.restore = index.bounds()
+        self.value = REUSE_CHANCE / min(self.rate, VALUED_RATE)
+        self.age = prices.now / REUSE_HALF_LIFE_S
+        self.best = inf
+        self.found: list[Place] = []
+        self.seen: set[int] = set()
+        promised = {slot.number // MOST_SLOTS for slot in prices.fleet.census.promised_to(self.ticket.id) if slot.idle}
+        self.apart = (index.odd | promised) & group.numbers
+        self.numbers = group.numbers - self.apart if self.apart else group.numbers
+        self.all = self.numbers == index.numbers and not prices.policy.side_slots
+        self._worthwhile: dict[int, bool] = {}
+
+    def run(self) -> list[Place]:
+        for number in sorted(self.apart):
+            for place in self.prices.places(self.waiting, self.server(number)):
+                self.keep(place)
+        self.directs()
+        self.forks()
+        self.blanks()
+        return sorted(
+            self.found, key=lambda place: (place.slot.number // MOST_SLOTS, place.root is not None, place.slot.number)
+        )
+
+    def server(self, number: int) -> Server:
+        return self.index.shelves[number].server
+
+    def keep(self, place: Place) -> None:
+        self.best = min(self.best, place.cost_s)
+        self.found.append(place)
+
+    # bounds
+
+    def evaluate_s(self, blocks: int) -> float:
+        """No less is needed to evaluate what is not in the first `blocks` blocks."""
+        return (self.ticket.n_tokens - tokens_of(self.ticket, blocks)) / self.rate
+
+    def lost_s(self, key: float) -> float:
+        return exp2(key - self.age) * self.value
+
+    def limit(self, cost_s: float) -> float:
+        """The largest key with which something that costs `cost_s` otherwise may still be as cheap as the best."""
+        left_s = self.best + SLACK_S - cost_s
+        if left_s < 0:
+            return -inf
+        return inf if left_s == inf else log2(left_s / self.value) + self.age if left_s > 0 else -inf
+
+    def affordable(self, cost_s: float) -> bool:
+        return cost_s <= self.best + SLACK_S
+
+    # which slots it may use
+
+    def usable(self, number: int) -> bool:
+        upstream, slot = divmod(number, MOST_SLOTS)
+        if upstream not in self.numbers:
+            return False
+        slots = self.index.shelves[upstream].server.slots.slots
+        kept = len(slots) - min(self.prices.policy.side_slots, len(slots) - 1)
+        return kept == len(slots) or self.ticket.side == (slot >= kept)
+
+    def open(self, keys: Mapping[int, float]) -> Mapping[int, float]:
+        return keys if self.all else {number: key for number, key in keys.items() if self.usable(number)}
+
+    # 1. as they are
+
+    def directs(self) -> None:
+        """In the slots that share something, the deepest first."""
+        levels = [(self.evaluate_s(blocks), self.open(node.idle)) for blocks, node in reversed(self.path)]
+        for cost_s, keys in levels:
+            if keys and self.affordable(cost_s):
+                self.look_at_best(keys, cost_s)
+        for cost_s, keys in levels:
+            if keys and self.affordable(cost_s):
+                self.look_at_all(keys, cost_s)
+
+    def look_at_best(self, keys: Mapping[int, float], cost_s: float) -> None:
+        least = min(keys.values())
+        if cost_s + self.lost_s(least) < self.best:
+            self.look_at(next(number for number, key in keys.items() if key == least))
+
+    def look_at_all(self, keys: Mapping[int, float], cost_s: float) -> None:
+        limit = self.limit(cost_s)
+        for number in [number for number, key in keys.items() if key <= limit]:
+            self.look_at(number)
+
+    def look_at(self, number: int) -> None:
+        if number in self.seen:
+            return
+        self.seen.add(number)
+        server = self.server(number // MOST_SLOTS)
+        self.price(server, server.slots.slots[number % MOST_SLOTS])
+
+    def price(self, server: Server, slot: Slot) -> None:
+        rate = server.rate(self.prices.policy)
+        if slot.dirty or not self.bypasses(server):
+            self.keep(self.prices.direct(self.ticket, server, slot, rate))
+        saved = self.prices.best_saved(self.ticket, server)
+        if saved is not None:
+            cost_s = self.prices.fork_s(self.ticket, server, *saved)
+            place = self.prices.fork(self.ticket, server, slot, *saved, cost_s)
+            if place is not None:
+                self.keep(place)
+
+    # 2. with a copy
+
+    def forks(self) -> None:
+        """On the upstreams that have a snapshot of some of it, the deepest first."""
+        for blocks, node in reversed(self.path):
+            floor_s = self.evaluate_s(blocks) + fork_floor_s(node.least_bytes, self.restore)
+            if not blocks or not node.saved or not self.affordable(floor_s):
+                continue
+            least = {number: self.index.shelves[number].least for number in node.saved if number in self.numbers}
+            keys = {number: key for number, key in least.items() if key is not None}
+            if keys:
+                self.fork_on(min(keys, key=keys.__getitem__))
+                limit = self.limit(floor_s)
+                for number in [number for number, key in keys.items() if key <= limit]:
+                    self.fork_on(number)
+
+    def fork_on(self, number: int) -> None:
+        server, shelf = self.server(number), self.index.shelves[number]
+        saved = self.prices.best_saved(self.ticket, server)
+        if saved is None:
+            return
+        cost_s = self.prices.fork_s(self.ticket, server, *saved)
+        if not self.affordable(cost_s):
+            return
+        keys = self.open(shelf.keys)
+        if keys:
+            self.look_at_best(keys, cost_s)
+            self.look_at_all(keys, cost_s)
+        for _, numbers in self.blank_alike(shelf):
+            for each in numbers:
+                self.look_at(each)
+
+    # 3. in slots that hold nothing
+
+    def blanks(self) -> None:
+        """One is as good as another, but for its number and its turn."""
+        if not self.affordable(self.evaluate_s(0)):
+            return
+        if not self.all:
+            for number in sorted(self.numbers & self.index.open):
+                self.blanks_of(number)
+            return
+        for rate, first in self.index.blank.items():
+            cost_s = self.ticket.n_tokens / rate
+            if self.affordable(cost_s):
+                lowest, (_, in_turn) = min(first), min(first.values())
+                for each in {min(min(n) for n in self.index.shelves[lowest].blank if n), in_turn}:
+                    self.blank(each, cost_s)
+        for number in sorted(self.index.blank_but_used):
+            self.blanks_of(number)
+
+    def blanks_of(self, number: int) -> None:
+        shelf = self.index.shelves[number]
+        cost_s = self.ticket.n_tokens / shelf.server.rate(self.prices.policy)
+        if any(shelf.blank) and self.affordable(cost_s):
+            for dirty, numbers in self.blank_alike(shelf):
+                if dirty or not self.bypasses(shelf.server):
+                    for each in numbers:
+                        self.blank(each, cost_s)
+
+    def blank(self, number: int, cost_s: float) -> None:
+        if number not in self.seen:
+            self.seen.add(number)
+            server = self.server(number // MOST_SLOTS)
+            slot = server.slots.slots[number % MOST_SLOTS]
+            reason = Reason.SIDE if self.ticket.side else Reason.LEAST_VALUABLE if slot.dirty else Reason.EMPTY_SLOT
+            self.keep(Place(server, slot, None, 0, cost_s, reason))
+
+    def blank_alike(self, shelf: Shelf) -> list[tuple[bool, set[int]]]:
+        """Of the clean and the dirty ones, that with the lowest number and that whose turn it is."""
+        found = []
+        for dirty, turns in enumerate(shelf.blank):
+            mine = turns if self.all else {number: turn for number, turn in turns.items() if self.usable(number)}
+            if mine:
+                found.append((bool(dirty), {min(mine), min(mine, key=mine.__getitem__)}))
+        return found
+
+    # the server's RAM cache
+
+    def bypasses(self, server: Server) -> bool:
+        """Whether a pin to a clean slot would bypass the server's RAM cache, which may hold its prefix, and there is a
+        dirty one (see `Prices.places`)."""
+        number = server.slots.number
+        if not (server.slots.evicted and self.ticket.reuse):
+            return False
+        dirty = self.index.shelves[number].dirty
+        if not (dirty if self.all else any(self.usable(each) for each in dirty)):
+            return False
+        if number not in self._worthwhile:
+            self._worthwhile[number] = self.has_worthwhile(server)
+        return not self._worthwhile[number]
+
+    def has_worthwhile(self, server: Server) -> bool:
+        prices, ticket = self.prices, self.ticket
+        saved = prices.best_saved(ticket, server)
+        if saved is not None and prices.worth(server, saved[1]):
+            return True
+        if len(server.slots.slots) <= _FEW:
+            return any(self.reuses(server, slot) for slot in prices.usable(ticket, server))
+        for blocks, node in reversed(self.path):
+            if not prices.worth(server, tokens_of(ticket, blocks)):
+                break
+            mine = (node.rows[number].slot for number in node.idle if number // MOST_SLOTS == server.slots.number)
+            if any(self.usable(slot.number) and self.reuses(server, slot) for slot in mine):
+                return True
+        return False
+
+    def reuses(self, server: Server, slot: Slot) -> bool:
+        can_fork = self.prices.can_fork(server)
+        return self.prices.worth(server, self.prices.reuse(self.ticket, server, slot.held, can_fork)[0])
+
+
+def _in_order(place: Place) -> tuple[int, bool, int]:
+    number = place.slot.number
+    return number // MOST_SLOTS, place.root is not None, number

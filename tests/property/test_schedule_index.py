@@ -1,0 +1,260 @@
+"""A scheduler that finds slots by an index and one that looks at every slot do the same, whatever happens."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import run_state_machine_as_test
+from schedule_sim import FULL, SimServer
+from test_schedule_machine import Machine
+
+from prefixproxy.prefix import blocks_within
+from prefixproxy.schedule import cheapest as schedule_cheapest
+from prefixproxy.schedule.cheapest import cheapest_places
+from prefixproxy.schedule.fleet import Fleet
+from prefixproxy.schedule.index import Index, Shelf
+from prefixproxy.schedule.park import is_parked
+from prefixproxy.schedule.scheduler import Scheduler
+from prefixproxy.schedule.slots import Upstream
+from prefixproxy.schedule.types import Effect, Policy, Ticket
+from prefixproxy.simulate.run import Request, Simulation
+from prefixproxy.simulate.synthetic import Workload, synthetic
+from prefixproxy.simulate.text import BYTES_PER_TOKEN
+from prefixproxy.types import TicketId, UpstreamFacts
+
+
+@dataclass(frozen=True)
+class Load:
+    workload: Workload
+    seed: int
+    n_slots: int
+    n_servers: int
+    rate: float
+    prefill_rate: float = 2000.0
+    kv_bytes: int = 20_000
+    rollback: bool = True
+    side_slots: int = 0
+    fork: bool = True
+    policy: str = "cost"
+    max_snapshots: int = 8
+
+
+LOADS = st.builds(
+    Load,
+    st.sampled_from(["mixed", "mixed", "fanout", "conversations"]),
+    st.integers(0, 1 << 16),
+    st.integers(1, 7),
+    st.integers(1, 4),
+    st.sampled_from([0.2, 1.0, 4.0, 10.0]),
+    st.sampled_from([300.0, 2000.0, 20_000.0]),
+    st.sampled_from([500, 50_000]),
+    st.sampled_from([True, True, False]),
+    st.sampled_from([0, 0, 0, 1]),
+    st.sampled_from([True, True, True, False]),
+    st.sampled_from(["cost", "cost", "fifo"]),
+    st.sampled_from([2, 8, 64]),
+)
+
+
+class Watched(Simulation):
+    """Remembers what it was told to do, and when."""
+
+    def __init__(self, servers: Sequence[SimServer], scheduler: Scheduler) -> None:
+        self.told: list[tuple[float, Effect]] = []
+        super().__init__(servers, scheduler=scheduler)
+
+    def apply(self, effects: Sequence[Effect]) -> None:
+        self.told += [(self.now, effect) for effect in effects]
+        super().apply(effects)
+        if len(self.told) % 8 == 0:
+            check_index(self.scheduler)
+
+
+def check_index(scheduler: Scheduler) -> None:
+    """What is known of each idle slot is what a fresh look finds."""
+    fleet = scheduler._fleet
+    index = fleet.index(scheduler._policy)
+    if index is None:
+        return
+    for server in fleet.up():
+        for slot in server.slots.slots:
+            row = index._rows[slot.number]
+            assert row.blocks == slot.held.chain.hashes
+            assert row.idle == (slot.idle and slot.promised is None)
+            if row.idle:
+                assert row.deep == server.slots.counts.deepest(slot.held.chain, holders=2)
+                assert row.parked == is_parked(server, slot)
+
+
+def play(load: Load, fleet: Fleet, n: int) -> list[tuple[float, Effect]]:
+    """What a scheduler orders for `n` requests, some of whose clients leave."""
+    dice = random.Random(load.seed)
+    policy = Policy(
+        fork=load.fork,
+        side_slots=load.side_slots,
+        queue_limit=24,
+        max_snapshots=load.max_snapshots,
+        policy=load.policy,  # type: ignore[arg-type]
+    )
+    servers = [
+        SimServer(
+            UpstreamFacts(f"u{i}", "llama-server", load.n_slots, capabilities=FULL),
+            rate=load.prefill_rate * (1 + i % 2),
+            rollback=load.rollback,
+            ram_tokens=20_000,
+            kv_bytes=load.kv_bytes,
+        )
+        for i in range(load.n_servers)
+    ]
+    sim = Watched(servers, Scheduler(policy, fleet))
+    for arrival in synthetic(load.workload, n, load.rate, dice):
+        ticket = Ticket(
+            TicketId(str(arrival.key)),
+            arrival.prompt.chain(),
+            blocks_within(BYTES_PER_TOKEN * arrival.head),
+            arrival.family,
+            len(arrival.prompt),
+            arrival.time,
+            arrival.time + dice.choice([5.0, 600.0]),
+            side=arrival.side,
+            priority=arrival.priority,
+            reuse=dice.random() > 0.03,
+            wanted_slot=dice.choice([None] * 40 + [0]),
+        )
+        request = Request(arrival.prompt, arrival.answer, ticket, arrival.head)
+        sim.submit(arrival.time, request)
+        if dice.random() < 0.1:
+            sim.cancel(arrival.time + dice.choice([0.1, 2.0, 8.0]), request)
+    sim.run()
+    return sim.told
+
+
+def check(load: Load, n: int = 60) -> None:
+    indexed, looked = play(load, Fleet(few_slots=0), n), play(load, Fleet(few_slots=1 << 30), n)
+    for mine, its in zip(indexed, looked, strict=False):
+        assert mine == its
+    assert len(indexed) == len(looked)
+
+
+def check_all(loads: Sequence[Load], n: int) -> None:
+    for load in loads:
+        check(load, n)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(LOADS)
+def test_a_load_is_served_the_same(load: Load) -> None:
+    check(load)
+
+
+class Twin:
+    """Two schedulers that are told the same; what one orders the other has to order too."""
+
+    def __init__(self) -> None:
+        self.indexed, self.looking = Scheduler(fleet=Fleet(few_slots=0)), Scheduler(fleet=Fleet(few_slots=1 << 30))
+
+    def __repr__(self) -> str:
+        return repr(self.indexed)
+
+    def __getattr__(self, name: str) -> Callable[..., object]:
+        def both(*arguments: object) -> object:
+            mine, its = (getattr(each, name)(*arguments) for each in (self.indexed, self.looking))
+            assert mine == its
+            return mine
+
+        return both
+
+
+class TwinMachine(Machine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w.s = Twin()  # type: ignore[assignment]
+
+
+def test_any_events_are_answered_the_same() -> None:
+    search = settings(max_examples=6, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck))
+    run_state_machine_as_test(TwinMachine, settings=search)
+
+
+def forgets_who_is_alone_now(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Upstream, "_note_sole", lambda slots, chain, start=0: None)
+
+
+def takes_the_first_that_is_cheap(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(schedule_cheapest._Search, "look_at_all", lambda search, keys, cost_s: None)
+
+
+def copies_nowhere(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(schedule_cheapest._Search, "forks", lambda search: None)
+
+
+def overlooks_blank_slots(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(schedule_cheapest._Search, "blanks", lambda search: None)
+
+
+def bypasses_the_ram_cache(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(schedule_cheapest._Search, "bypasses", lambda search, server: False)
+
+
+def does_not_follow_slots(patch: pytest.MonkeyPatch) -> None:
+    put = Shelf.put
+    patch.setattr(Shelf, "put", lambda shelf, row: put(shelf, row) if row.slot.number not in shelf.keys else None)
+
+
+def measures_once(patch: pytest.MonkeyPatch) -> None:
+    measure = Index._measure
+
+    def once(index: Index, number: int) -> None:
+        if number not in index._rates:
+            measure(index, number)
+
+    patch.setattr(Index, "_measure", once)
+
+
+FIXED = [
+    Load("mixed", seed, slots, servers, rate, prefill, kv_bytes)
+    for seed, slots, servers, rate, prefill, kv_bytes in [
+        (1, 3, 2, 1.0, 2000.0, 50_000),
+        (2, 6, 1, 2.0, 2000.0, 500),
+        (3, 2, 4, 4.0, 300.0, 50_000),
+        (4, 7, 1, 10.0, 20_000.0, 50_000),
+        (5, 5, 3, 1.0, 300.0, 500),
+        (6, 7, 2, 0.2, 300.0, 50_000),
+    ]
+]
+PLANTED = [
+    forgets_who_is_alone_now,
+    takes_the_first_that_is_cheap,
+    copies_nowhere,
+    overlooks_blank_slots,
+    bypasses_the_ram_cache,
+    does_not_follow_slots,
+    measures_once,
+]
+
+
+@pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
+def test_a_planted_bug_is_caught(plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
+    with pytest.raises((AssertionError, KeyError, ValueError, StopIteration)):
+        check_all(FIXED, 80)
+
+
+def test_few_of_many_slots_are_priced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand slots: what is looked at does not grow with them."""
+    priced: list[int] = []
+
+    def counting(*arguments: object) -> object:
+        places = cheapest_places(*arguments)  # type: ignore[arg-type]
+        priced.append(len(places))
+        return places
+
+    monkeypatch.setattr("prefixproxy.schedule.place.cheapest_places", counting)
+    play(Load("mixed", 1, 1000, 1, 100.0, 200_000.0), Fleet(), 600)
+    assert len(priced) > 500
+    assert sorted(priced)[int(0.95 * len(priced))] < 40
