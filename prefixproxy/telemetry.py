@@ -1,4 +1,4 @@
-"""Watches every request and changes none: the record, the counters, the journal, and a log line for what failed.
+"""Watches every request and changes none: the record, the counters, the journal, and one log line.
 
 A request only notes what happened; the notes are worked through in their order, many at a time, before anybody looks
 and a tenth of a second later at the latest. That keeps observing out of every request's way, and costs a third less
@@ -139,9 +139,8 @@ class Telemetry:
         self._trend.request(record, rate, record.time + record.total_ms / 1e3)
         self._count_family(record)
         self._count_refusal(exchange, record.model)
-        level = logging.DEBUG if record.outcome is Outcome.OK else logging.INFO
-        if log.isEnabledFor(level):
-            log.log(level, "%s", orjson.dumps(record_json(record)).decode())
+        if log.isEnabledFor(logging.INFO):
+            log.info("%s", orjson.dumps(record_json(record)).decode())
 
     def _count_refusal(self, exchange: Exchange, model: str) -> None:
         if exchange.refused in REJECT_REASONS:

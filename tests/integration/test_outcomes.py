@@ -14,6 +14,7 @@ from running_engine import RunningEngine
 from running_proxy import RunningProxy, eventually, proxied_stub, running_proxy
 from stub_upstream import Exchange, Script, event, timings_of
 
+from prefixproxy.journal import record_json
 from prefixproxy.types import Outcome
 
 pytestmark = pytest.mark.anyio
@@ -238,3 +239,17 @@ async def test_text_held_back_at_the_limit_is_marked(engine: RunningEngine) -> N
                 assert direct.startswith(answer.json()["content"])
                 assert answer.headers["x-prefixproxy-assembled"] == "inexact"
     assert short > 0
+
+
+async def test_the_log_has_one_line_for_each_request_and_no_prompt_text(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "prefixproxy.requests")
+    async with proxied_stub() as (stub, running), httpx.AsyncClient(base_url=running.url) as client:
+        stub.next_answers.append(answering(500, b"{}", JSON))
+        for path in (CHAT, CHAT):
+            await client.post(path, json={"messages": [{"role": "user", "content": "a secret"}]})
+        journal = running.proxy.parts.telemetry.journal
+        await eventually(lambda: len(journal.newest(2)) == 2)
+        lines = [orjson.loads(r.message) for r in caplog.records if r.name == "prefixproxy.requests"]
+        assert lines == [orjson.loads(orjson.dumps(record_json(one))) for one in reversed(journal.newest(2))]
+        assert [line["status"] for line in lines] == [500, 200]
+        assert "secret" not in caplog.text
