@@ -101,7 +101,7 @@ def demo(
         Path | None, typer.Option("--model", help="GGUF file to run (default: the bundled one).", show_default=False)
     ] = None,
     lanes: Annotated[int, typer.Option("--lanes", help="Agents that start at once.")] = 5,
-    quick: Annotated[bool, typer.Option("--quick", help="A briefing of 800 tokens instead of 2,650.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A briefing of 800 tokens instead of 2,600.")] = False,
     json: JsonOption = False,
 ) -> None:
     """Five agents with one briefing start at once: straight to llama-server, then through the proxy."""

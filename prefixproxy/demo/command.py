@@ -43,7 +43,7 @@ from prefixproxy.upkeep import Health
 from prefixproxy.warming import Rendering, root_tokens
 
 N_SLOTS = 4
-BRIEFING_TOKENS = 2650
+BRIEFING_TOKENS = 2600
 QUICK_TOKENS = 800
 MOST_LANES = 64
 START_TIMEOUT_S = 120.0

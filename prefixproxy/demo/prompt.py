@@ -14,7 +14,7 @@ from typing import Any
 BYTES_PER_TOKEN = 3.95
 """Of this text in SmolLM2's vocabulary, counted with /tokenize; other vocabularies differ by a tenth or so."""
 
-MAX_TOKENS = 8
+MAX_TOKENS = 4
 SEED = "harbour"
 
 _PLACES = (
@@ -90,19 +90,18 @@ _HEADINGS = (
     "Energy",
 )
 _QUESTIONS = (
-    "Which step comes first when a seal is damaged?",
-    "Name one place where a second signature is asked for.",
-    "What does the night watch do about a power cut?",
-    "How long may a reefer container stand without power?",
-    "Who is called when a drum has no label?",
+    "Who closes the north gate?",
     "When is the belt stopped?",
-    "Write one sentence about the handover between shifts.",
-    "List two reasons given for closing the gate.",
-    "Where is the spare berth used?",
-    "Say in a few words who watches the cold store.",
-    "Two loads arrive together: which one goes first?",
-    "Does the customs clerk take photographs?",
+    "Which load goes in first?",
+    "What does the pilot check?",
+    "How long may drums stand?",
+    "Name the first safety rule.",
+    "Where is the spare berth?",
+    "Does the clerk take pictures?",
+    "Must the planner sign twice?",
+    "Is the cold store watched?",
 )
+"""About as long as each other, so that the lanes of a wave need the same."""
 
 
 @dataclass(frozen=True, slots=True)
