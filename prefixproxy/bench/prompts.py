@@ -9,23 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from prefixproxy.questions import FOLLOW_UP, QUESTIONS
+
 Brief = Callable[[str, int], str]
 """Text of so many tokens that differs in its first line for every nonce."""
 Message = Mapping[str, str]
 Messages = tuple[Message, ...]
 
 MOST_CONTROLS = 3
-_QUESTIONS = (
-    "Which step comes first when a seal is damaged?",
-    "Name one place where a second signature is asked for.",
-    "What does the night watch do about a power cut?",
-    "Who is called when a drum has no label?",
-    "When is the belt stopped?",
-    "Where is the spare berth used?",
-    "Who watches the cold store?",
-    "What happens when two loads arrive together?",
-)
-_FOLLOW_UP = "Which rule did you use for that?"
 
 
 class Scenario(StrEnum):
@@ -96,7 +87,7 @@ def volatile(sizes: Sizes, nonce: str, clock: Sequence[str], brief: Brief) -> li
 def continued(prompts: Sequence[Messages], answers: Sequence[str]) -> list[Messages]:
     """The next turn of each conversation."""
     return [
-        (*prompt, {"role": "assistant", "content": answer}, {"role": "user", "content": _FOLLOW_UP})
+        (*prompt, {"role": "assistant", "content": answer}, {"role": "user", "content": FOLLOW_UP})
         for prompt, answer in zip(prompts, answers, strict=True)
     ]
 
@@ -113,7 +104,7 @@ def reducer(sizes: Sizes, nonce: str, answers: Sequence[str], brief: Brief) -> l
 
 
 def lane(system: str, number: int) -> Messages:
-    question = _QUESTIONS[number % len(_QUESTIONS)]
+    question = QUESTIONS[number % len(QUESTIONS)]
     return {"role": "system", "content": system}, {"role": "user", "content": f"{question} (lane {number + 1})"}
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from prefixproxy.questions import FOLLOW_UP, QUESTIONS
+
 Brief = Callable[[str, int], str]
 """Text of so many tokens that differs in its first line for every nonce."""
 
@@ -18,18 +20,8 @@ MOST_EVICTED = 9
 RECALL_SHARE = 0.6
 """Of a slot's context for the long prompt; the rest is for the template, the question and the answer."""
 CODE = "7319"
-_FOLLOW_UPS = ("Which rule did you use for that?", "Say the same in other words.")
-_QUESTIONS = (
-    "Which step comes first when a seal is damaged?",
-    "Name one place where a second signature is asked for.",
-    "What does the night watch do about a power cut?",
-    "Who is called when a drum has no label?",
-    "When is the belt stopped?",
-    "Where is the spare berth used?",
-    "Who watches the cold store?",
-    "What happens when two loads arrive together?",
-    "Which gate is closed first?",
-)
+_FOLLOW_UPS = (FOLLOW_UP, "Say the same in other words.")
+_QUESTIONS = (*QUESTIONS, "Which gate is closed first?")
 
 
 @dataclass(frozen=True, slots=True)
