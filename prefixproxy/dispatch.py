@@ -39,7 +39,7 @@ from prefixproxy.schedule.types import (
     Warm,
 )
 from prefixproxy.slotwork import SlotWork
-from prefixproxy.types import SlotId, TicketId, UpstreamFacts
+from prefixproxy.types import TicketId, UpstreamFacts
 from prefixproxy.upkeep import LOADING_GRACE_S, Health, Listener, Upkeep, UpstreamState
 from prefixproxy.warming import Rendering
 
@@ -303,7 +303,7 @@ class Dispatcher:
         self._apply(self._scheduler.restored(effect.slot, effect.root, done is not None, seconds, self._clock()))
 
     async def _locate(self, lease: Lease) -> None:
-        """Finds the slot that the server gave to an unpinned request: the busy one that is nobody else's."""
+        """Looks until the scheduler knows which slot the server gave to an unpinned request."""
         pauses = chain(LOCATE_PAUSES_S, repeat(LOCATE_PAUSES_S[-1]))
         while self._leases.get(lease.ticket.id) is lease and lease.slot is None:
             await asyncio.sleep(next(pauses))
@@ -313,17 +313,7 @@ class Dispatcher:
             except ProxyError as failure:
                 log.debug("looking for a slot on %s: %s", lease.backend.name, failure.message)
                 continue
-            self._located(lease, reading, asked_at)
-
-    def _located(self, lease: Lease, reading: Mapping[int, SlotReading], asked_at: float) -> None:
-        if self._leases.get(lease.ticket.id) is not lease:
-            return
-        ours = {s.id.slot for s in self.snapshot().slots if s.id.upstream == lease.backend.name and s.ticket}
-        taken = [slot for slot, seen in reading.items() if seen.busy and slot not in ours]
-        if len(taken) == 1:
-            lease.slot = taken[0]
-            slot = SlotId(lease.backend.name, taken[0])
-            self._apply(self._scheduler.placed(lease.ticket.id, slot, self._clock(), asked_at))
+            self._slots_read(lease.backend.name, reading, asked_at)
 
     # -- upstreams and time
 
@@ -349,8 +339,12 @@ class Dispatcher:
     def _slots_read(self, upstream: str, reading: Mapping[int, SlotReading], asked_at: float) -> None:
         for lease, slot, cached, evaluated in self._cut_short.read(upstream, reading, asked_at):
             self._watch.cut_short(upstream, self.fleet.model_of(upstream), slot, lease.ticket.family, cached, evaluated)
-        seen = {slot: SlotSeen(busy=r.busy, n_tokens=r.n_tokens) for slot, r in reading.items()}
+        seen = {slot: SlotSeen(busy=r.busy, n_tokens=r.n_tokens, task=r.task) for slot, r in reading.items()}
         self._apply(self._scheduler.slots_seen(upstream, seen, self._clock(), asked_at))
+        for lease in self._leases.values():
+            if lease.slot is None and lease.backend.name == upstream:
+                where = self._scheduler.slot_of(lease.ticket.id)
+                lease.slot = None if where is None else where.slot
 
     async def _keep_ticking(self) -> None:
         while True:

@@ -43,7 +43,8 @@ Choose = Callable[[Sequence[int]], Sequence[int]]
 
 @dataclass(eq=False)
 class Sent:
-    """One request at a server: on its way, busy in `slots`, or over. `abandoned`: nobody here waits for it any more."""
+    """One request at a server: on its way, busy in `slots`, or over. `abandoned`: nobody here waits for it any more;
+    `over`: the server is done with it, and its last word on its way to us."""
 
     upstream: str
     pin: int | None
@@ -54,6 +55,7 @@ class Sent:
     slots: list[int] = field(default_factory=list)
     arrived: bool = False
     abandoned: bool = False
+    over: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,8 @@ class World:
         self.strangers: dict[str, int] = {}
         """How many of somebody else's requests wait in a server for a slot to come free."""
         self.content: dict[SlotId, int] = {}
+        self.tasks: dict[SlotId, int] = {}
+        self.n_tasks = 0
         self.looks: list[Look] = []
         self.asked: set[str] = set()
         self.broken = False
@@ -90,7 +94,8 @@ class World:
 
     def on(self, slot: SlotId) -> list[Sent]:
         """What of ours keeps a slot busy."""
-        return [s for s in self.sent if s.arrived and s.upstream == slot.upstream and slot.slot in s.slots]
+        here = (s for s in self.sent if s.arrived and not s.over)
+        return [s for s in here if s.upstream == slot.upstream and slot.slot in s.slots]
 
     def busy(self, slot: SlotId) -> bool:
         return bool(self.on(slot)) or slot in self.foreign
@@ -102,7 +107,18 @@ class World:
 
     def read(self, name: str) -> dict[int, SlotSeen]:
         slots = [SlotId(name, i) for i in range(FACTS[name].n_slots)]
-        return {slot.slot: SlotSeen(self.busy(slot), self.content.get(slot, 0)) for slot in slots}
+        return {slot.slot: SlotSeen(self.busy(slot), self.content.get(slot, 0), self.task(slot)) for slot in slots}
+
+    def task(self, slot: SlotId) -> int | None:
+        """Not every server shows it."""
+        return self.tasks.get(slot, -1) if FACTS[slot.upstream].capabilities.snapshot else None
+
+    def take(self, slot: SlotId, foreign: bool | None = None) -> None:
+        """A request gets into a slot; `foreign`: somebody else's, and whether that can be known."""
+        self.n_tasks += 1
+        self.tasks[slot] = self.n_tasks
+        if foreign is not None:
+            self.foreign[slot], self.content[slot] = foreign, 77
 
     def reach(self, sent: Sent, choose: Choose = list) -> None:
         """A pinned request must find its slot idle; an unpinned one takes any, or waits in the server."""
@@ -116,16 +132,26 @@ class World:
                 return
             sent.slots = list(choose(idle))[: sent.need]
         sent.arrived = True
-        if sent.ticket is not None:
-            for slot in sent.slots:
-                self.content[SlotId(sent.upstream, slot)] = self.tickets[sent.ticket].n_tokens // 2
+        for slot in [SlotId(sent.upstream, i) for i in sent.slots]:
+            if not isinstance(sent.work, Save | Restore):
+                self.take(slot)
+            if sent.ticket is not None:
+                self.content[slot] = self.tickets[sent.ticket].n_tokens // 2
 
     def freed(self, sent: Sent) -> None:
         """A slot that comes free goes to whoever waits in the server, at once."""
-        for slot in sent.slots:
+        for slot in sent.slots if not sent.over else []:
             if self.strangers.get(sent.upstream):
                 self.strangers[sent.upstream] -= 1
-                self.foreign[SlotId(sent.upstream, slot)], self.content[SlotId(sent.upstream, slot)] = True, 77
+                self.take(SlotId(sent.upstream, slot), foreign=True)
+
+    def answered(self, sent: Sent) -> None:
+        """The server is done with it, and nobody here has heard of that."""
+        assert sent.ticket is not None
+        for slot in sent.slots:
+            self.content[SlotId(sent.upstream, slot)] = self.tickets[sent.ticket].n_tokens + 9
+        self.freed(sent)
+        sent.over = True
 
     def end(self, sent: Sent, ok: bool = True, cached: int | None = None) -> None:
         """The server's last word; told twice, as the second must be ignored (S4)."""
@@ -133,9 +159,8 @@ class World:
         ticket = self.tickets[sent.ticket]
         self.sent.remove(sent)
         self.state[sent.ticket] = "done"
-        for slot in sent.slots:
-            self.content[SlotId(sent.upstream, slot)] = ticket.n_tokens + 9
-        self.freed(sent)
+        if not sent.over:
+            self.answered(sent)
         evaluated = None if cached is None else max(1, ticket.n_tokens - cached)
         finish = Finish(ok, cached, evaluated, 10, 1.0)
         self.do(self.s.finished(sent.ticket, finish, self.now))
@@ -168,7 +193,7 @@ class World:
             self.answer(sent)
 
     def deliver(self, look: Look) -> None:
-        """An answer to GET /slots; who finds an unpinned request in it says so."""
+        """An answer to GET /slots."""
         if look.upstream not in self.up:
             return
         self.asked.discard(look.upstream)
@@ -176,10 +201,6 @@ class World:
             if slot.upstream == look.upstream and look.seen[slot.slot].busy:
                 self.foreign[slot] = True
         self.do(self.s.slots_seen(look.upstream, look.seen, self.now, look.asked))
-        for sent in list(self.sent):
-            unpinned = sent.ticket and sent.pin is None and sent.need == 1 and sent.upstream == look.upstream
-            if unpinned and sent.ticket and sent.arrived and look.seen[sent.slots[0]].busy:
-                self.do(self.s.placed(sent.ticket, SlotId(sent.upstream, sent.slots[0]), self.now, look.asked))
 
     def look_now(self, name: str) -> None:
         self.now += 0.001
@@ -194,6 +215,7 @@ class World:
         self.strangers.pop(name, None)
         self.foreign = {slot: seen for slot, seen in self.foreign.items() if slot.upstream != name}
         self.content = {slot: n for slot, n in self.content.items() if slot.upstream != name}
+        self.tasks = {slot: n for slot, n in self.tasks.items() if slot.upstream != name}
         self.looks = [look for look in self.looks if look.upstream != name]
         self.do(self.s.upstream_lost(name, self.now))
         for ticket in lost:

@@ -16,12 +16,17 @@ from prefixproxy.types import Api, SlotId, UpstreamFacts, Usage
 RawHeaders = Sequence[tuple[bytes, bytes]]
 
 
+NO_TASK = -1
+
+
 @dataclass(frozen=True, slots=True)
 class SlotReading:
-    """One entry of a server's slot list: `n_tokens` in the slot, None where the server does not say."""
+    """One entry of a server's slot list: `n_tokens` in the slot, and the number of the newest `task` in it (NO_TASK:
+    none ever ran there); None where the server does not say."""
 
     busy: bool
     n_tokens: int | None
+    task: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 import orjson
 
-from prefixproxy.backends import CopyResult, SlotReading, WarmCost
+from prefixproxy.backends import NO_TASK, CopyResult, SlotReading, WarmCost
 from prefixproxy.backends.http import HttpUpstream
 from prefixproxy.backends.llamacpp_memory import never_used, rolls_back
 from prefixproxy.backends.llamacpp_model import architecture_of
@@ -145,7 +145,7 @@ class LlamaServer(HttpUpstream):
     async def slots(self) -> Mapping[int, SlotReading]:
         listed = await self.call("GET", "/slots")
         try:
-            return {s["id"]: SlotReading(bool(s["is_processing"]), s.get("n_prompt_tokens")) for s in listed}
+            return {s["id"]: _reading(s) for s in listed}
         except (KeyError, TypeError) as failure:
             raise UpstreamFailed(f"upstream {self.name} answered /slots with an unknown shape") from failure
 
@@ -228,6 +228,13 @@ class LlamaServer(HttpUpstream):
         named = [row for row in rows or () if isinstance(row, dict) and "id" in row]
         names = [name for row in named for name in (row["id"], *(row.get("aliases") or ()))]
         return tuple(dict.fromkeys(str(name) for name in names if name))
+
+
+def _reading(slot: Mapping[str, Any]) -> SlotReading:
+    """The number of its newest task stays when that has ended, and is not there before the first one
+    (server-context.cpp server_slot::to_json)."""
+    busy, n_tokens = bool(slot["is_processing"]), slot.get("n_prompt_tokens")
+    return SlotReading(busy, n_tokens, slot.get("id_task", None if busy or n_tokens is not None else NO_TASK))
 
 
 def _sum(before: Usage | None, more: Usage) -> Usage:

@@ -13,6 +13,7 @@ from prefixproxy.types import SlotState, TicketId
 
 ASSUMED_LOOK_S = 0.05
 """How old the answer to a look is taken to be, if nobody says when it was asked for."""
+_OPEN = (SlotState.IDLE, SlotState.DRAINING, SlotState.FOREIGN)
 SLOW_POLL_S = 1.0
 """How often to look while nothing of ours is unresolved but foreign traffic was seen."""
 
@@ -31,9 +32,12 @@ def look(
     if asked < slots.looked_at:
         return
     slots.looked_at, slots.seen_at = asked, now
+    _find(server, seen, asked, now, running)
     fresh = [(slot, seen[slot.id.slot]) for slot in slots.slots if slot.id.slot in seen and asked > slot.since]
     strangers = [slot for slot, row in fresh if row.busy and (slot.idle or slot.ended)]
     for slot, row in fresh:
+        if slot.state in (SlotState.IDLE, SlotState.FOREIGN) or (slot.started and slot.state is SlotState.DRAINING):
+            slot.task = row.task
         match slot.state, row.busy:
             case ((SlotState.LEASED | SlotState.RESERVED | SlotState.DRAINING), True) if not slot.started:
                 slot.started = True
@@ -52,6 +56,32 @@ def look(
         slots.confirm = False
 
 
+def _find(
+    server: Server, seen: Mapping[int, SlotSeen], asked: float, now: float, running: Mapping[TicketId, Running]
+) -> None:
+    """Where an unpinned request of ours is. A slot that is not ours and has another task than when it was granted took
+    it, even if the answer is over by now. Where tasks are not known a slot that has become busy tells as much. One that
+    drains may be busy with what drains, and one of another client with that client's next request: they are believed
+    only if ours had started before the look."""
+    settling = server.slots.settling
+    if settling is None or settling.need > 1 or asked <= settling.since:
+        return
+    ours = running[settling.ticket]
+    open_slots = [(slot, seen[slot.id.slot]) for slot in server.slots.in_state(*_OPEN) if slot.id.slot in seen]
+    rows = [(slot, row, settling.before.get(slot.id.slot)) for slot, row in open_slots if _newer(slot, asked)]
+    proven = [slot for slot, row, before in rows if None not in (row.task, before) and row.task != before]
+    likely = [slot for slot, row, before in rows if row.busy and None in (row.task, before)]
+    took = proven or likely
+    safe = (SlotState.IDLE, SlotState.DRAINING) if proven else (SlotState.IDLE,)
+    if len(took) == 1 and (took[0].state in safe or ours.started_before(asked)):
+        ours.settle_in(took, now)
+
+
+def _newer(slot: Slot, asked: float) -> bool:
+    """Whether a look tells of an idle slot as it is now."""
+    return not slot.idle or asked > slot.since
+
+
 def _unexplained(
     server: Server, strangers: Sequence[Slot], asked: float, now: float, running: Mapping[TicketId, Running]
 ) -> Sequence[Slot]:
@@ -60,7 +90,7 @@ def _unexplained(
     if settling is None or asked <= settling.since:
         return strangers
     ours = running[settling.ticket]
-    started = ours.started_at is not None and asked > ours.started_at
+    started = ours.started_before(asked)
     if len(strangers) == settling.need and (started or settling.need > 1):
         ours.settle_in(strangers, now)
         return ()

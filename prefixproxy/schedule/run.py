@@ -68,16 +68,9 @@ class Running:
             slot.started, slot.first_token_at, slot.tenant = True, self.first_token_at, self.ticket.tenant
         self.slots = list(slots)
 
-    def seen_in(self, slot: Slot, asked: float, now: float) -> None:
-        """A look asked for at `asked` found it in `slot`. A draining slot may still be busy with what drains, so it is
-        believed only once the request is known to have started before the look."""
-        if self.settling is None or self.need > 1 or asked <= self.granted_at:
-            return
-        if slot.idle and asked <= slot.since:
-            return
-        started = self.started_at is not None and asked > self.started_at
-        if slot.idle or (started and slot.state in (SlotState.DRAINING, SlotState.FOREIGN)):
-            self.settle_in([slot], now)
+    def started_before(self, asked: float) -> bool:
+        """Whether the server was known to work on it when a look was asked for."""
+        return self.started_at is not None and asked > self.started_at
 
     @property
     def expected_cached(self) -> int:
@@ -112,7 +105,7 @@ def lease(server: Server, ticket: Ticket, slots: Sequence[Slot], pinned: bool, n
 
 def settle(server: Server, ticket: Ticket, need: int, now: float, likely: Slot | None = None) -> Running:
     """Let the server choose `need` of its idle slots; one answer goes where most of its prompt is (`likely`)."""
-    server.slots.settling = Settling(ticket.id, need, now, tenant=ticket.tenant)
+    server.slots.settling = Settling(ticket.id, need, now, tenant=ticket.tenant, before=server.slots.tasks())
     server.slots.poll_soon = True
     server.slots.touch()
     expected, blocks = shared(ticket, server, likely.held) if likely is not None else (0, 0)
@@ -153,6 +146,7 @@ def _end_unseen(running: Running, settling: Settling, finish: Finish, now: float
     for slot in list(slots.in_state(SlotState.IDLE)):
         slots.suspect(slot, _held_after(running.held, finish) if finish.ok and running.need == 1 else NOTHING)
         slots.census.promise(slot, None)
+        slot.task = None
         if slot.id in settling.seen_busy or not finish.confirmed_idle:
             slot.started = running.started_at is not None
             slots.drain(slot, now)

@@ -140,16 +140,10 @@ class Scheduler:
         self._fleet.release_promise(ticket)
         return self._place(now)
 
-    def placed(self, ticket: TicketId, slot: SlotId, now: float, asked_at: float | None = None) -> list[Effect]:
-        """An unpinned grant was seen in this slot, by a look that was asked for at `asked_at`."""
+    def slot_of(self, ticket: TicketId) -> SlotId | None:
+        """Where a granted ticket runs, as far as that is known; None if it has several slots."""
         running = self._running.get(ticket)
-        server = self._fleet.get(slot.upstream)
-        asked = now - ASSUMED_LOOK_S if asked_at is None else asked_at
-        if running is not None and server is not None and running.server is server:
-            row = server.slots.slot(slot)
-            if row is not None:
-                running.seen_in(row, asked, now)
-        return self._place(now)
+        return running.slots[0].id if running is not None and len(running.slots) == 1 else None
 
     def started(self, ticket: TicketId, now: float) -> list[Effect]:
         """The server works on it (its response headers came, or prompt progress)."""

@@ -45,7 +45,8 @@ class Slot:
     took unseen. `uncached`: tokens its request was expected to evaluate. `quiet`: its first token will not show.
     `promised`: the ticket it was restored or warmed for. `source`: the root that was restored into it, `warmed`: one
     was warmed in it, and nothing ran since. `until`: when the warm-up, save or restore in it counts as failed. `ended`:
-    its request ended by itself, so whatever keeps it busy is not ours."""
+    its request ended by itself, so whatever keeps it busy is not ours. `task`: the newest one known to have been in it
+    since nothing of ours was; None while that is not known."""
 
     id: SlotId
     state: SlotState
@@ -70,6 +71,7 @@ class Slot:
     root: RootId | None = None
     until: float = inf
     ended: bool = False
+    task: int | None = None
     counted: bool = False
     """A look has shown how many tokens it holds. From then on every look does, until the server forgets its slots."""
     number: int = 0

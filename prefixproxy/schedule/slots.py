@@ -45,13 +45,15 @@ conversation away, as evaluating it again also holds up whatever decodes beside 
 
 @dataclass(slots=True)
 class Settling:
-    """An unpinned request whose `need` slots the server is choosing: any idle one, most likely one of `seen_busy`."""
+    """An unpinned request whose `need` slots the server is choosing: any idle one, most likely one of `seen_busy`.
+    `before`: the newest task in each slot when it was granted, where that is known."""
 
     ticket: TicketId
     need: int
     since: float
     seen_busy: set[SlotId] = field(default_factory=set)
     tenant: str = ""
+    before: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -217,7 +219,7 @@ class Upstream:
     def lease(self, slot: Slot, ticket: TicketId, family: str, held: Held, uncached: int, now: float) -> None:
         """Give `slot` to a ticket; `held` is what it will hold when the prompt is evaluated."""
         self._note_eviction(slot, held)
-        slot.before = slot.held
+        slot.before, slot.task = slot.held, None
         self.hold(slot, held)
         self.census.promise(slot, None)
         slot.ticket, slot.family, slot.started = ticket, family, False
@@ -225,7 +227,7 @@ class Upstream:
         self._move(slot, SlotState.LEASED, now)
 
     def reserve(self, slot: Slot, work: Work, root: RootId, until: float, now: float) -> None:
-        slot.work, slot.root, slot.until, slot.started, slot.ticket = work, root, until, False, None
+        slot.work, slot.root, slot.until, slot.started, slot.ticket, slot.task = work, root, until, False, None, None
         self._move(slot, SlotState.RESERVED, now)
 
     def overwrite(self, slot: Slot, held: Held) -> None:
@@ -311,6 +313,10 @@ class Upstream:
         elif n_tokens < 0.9 * slot.held.prompt_tokens:
             self.forget(slot)
         slot.dirty = n_tokens > 0
+
+    def tasks(self) -> Mapping[int, int]:
+        """The newest task in each slot where that is known: a newer one came since."""
+        return {slot.id.slot: slot.task for slot in self.slots if slot.task is not None}
 
     @property
     def answer_s(self) -> float:

@@ -170,10 +170,12 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class SlotSeen:
-    """One slot as `GET /slots` shows it. `n_tokens`: what it holds, valid while it is idle."""
+    """One slot as `GET /slots` shows it. `n_tokens`: what it holds, valid while it is idle. `task`: the number of the
+    newest request in it, which stays when that has ended; None where the server does not say."""
 
     busy: bool
     n_tokens: int | None = None
+    task: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -167,6 +167,13 @@ class Machine(RuleBasedStateMachine):
     def answer(self, data: st.DataObject, ok: bool, cached: int | None) -> None:
         self.w.end(data.draw(st.sampled_from(self.those(arrived=True, work=False))), ok, cached)
 
+    @precondition(lambda self: self.those(arrived=True, work=False))
+    @rule(data=st.data())
+    def answer_on_its_way(self, data: st.DataObject) -> None:
+        sent = data.draw(st.sampled_from(self.those(arrived=True, work=False)))
+        if not sent.over:
+            self.w.answered(sent)
+
     @precondition(lambda self: self.those(work=False))
     @rule(data=st.data(), stopped=st.booleans())
     def disconnect(self, data: st.DataObject, stopped: bool) -> None:
@@ -221,7 +228,7 @@ class Machine(RuleBasedStateMachine):
         if slot in self.w.foreign:
             del self.w.foreign[slot]
         else:
-            self.w.foreign[slot], self.w.content[slot] = False, 77
+            self.w.take(slot, foreign=False)
             self.w.look_now(name)
 
     @precondition(lambda self: "full" in self.w.up)
@@ -296,6 +303,14 @@ class Machine(RuleBasedStateMachine):
                 for sent in self.w.on(row.id):
                     assert sent.pin is None, f"{row} is busy with {sent}"
                     assert not sent.abandoned, f"{row} is still busy with {sent}"
+
+    @invariant()
+    def runs_where_it_is_said_to(self) -> None:
+        """S8, where the server shows which task was in a slot last."""
+        for sent in self.those(work=False):
+            where = None if sent.ticket is None else self.w.s.slot_of(sent.ticket)
+            if sent.upstream == "full" and sent.pin is None and where is not None:
+                assert [where.slot] == sent.slots, f"{sent} is said to be in {where}"
 
     @invariant()
     def bounded(self) -> None:
@@ -430,6 +445,10 @@ def parks_again_and_again(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(schedule_park, "is_parked", lambda server, slot: False)
 
 
+def takes_what_is_busy_for_ours(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Upstream, "tasks", lambda slots: {})
+
+
 Plant = Callable[[pytest.MonkeyPatch], None]
 SOON_CAUGHT: list[Plant] = [
     grants_draining_slots,
@@ -450,6 +469,7 @@ LATER_CAUGHT: list[Plant] = [
     waits_for_ever,
     saves_over_a_snapshot,
     parks_again_and_again,
+    takes_what_is_busy_for_ours,
 ]
 """Some need half a minute of search: HYPOTHESIS_PROFILE=deep, once per release."""
 PLANTED = SOON_CAUGHT + (LATER_CAUGHT if DEEP else [])

@@ -492,7 +492,7 @@ def test_an_unpinned_request_lets_nothing_be_pinned_until_its_slot_is_known() ->
     effects = s.submit([lane(0, SHORT, pinnable=False), lane(1, SHORT)], 0.0)
     assert effects == [Grant(TicketId("a"), None, "u", 0, False, Reason.UNPINNED), Poll("u")]
     assert holds(s, 0.0) == {"b": HoldReason.SETTLING}
-    assert granted(s.placed(TicketId("a"), slot(2), 0.1, 0.09)) == [("b", slot(0))]
+    assert granted(seen(s, 0.1, busy=[2], n=3)) == [("b", slot(0))]
     assert states(s) == "lil"
 
 
@@ -543,7 +543,7 @@ def test_foreign_traffic_stops_pinning_until_it_is_quiet() -> None:
     assert s.snapshot(1.0).upstreams[0].unpinned_because == "another client uses this upstream"
     effects = s.submit([lane(0, SHORT), lane(1, SHORT, wanted_slot=0)], 1.1)
     assert [(e.slot, e.reason) for e in effects if isinstance(e, Grant)] == [(None, Reason.FOREIGN)]
-    s.placed(TicketId("a"), slot(0), 1.2, 1.15)
+    seen(s, 1.2, busy=[0], n=3)
     s.finished(TicketId("a"), Finish(True, 0, 100, 10, 0.5), 2.0)
     s.finished(TicketId("b"), Finish(True, 0, 100, 10, 0.5), 3.0)
     seen(s, 3.1, n=3)
