@@ -5,7 +5,8 @@ it reused. Pure: time is an argument, no text is kept.
 
 Kinds, first match wins (`History._kind`):
  1. side          the caller found it to be a title, a summary, an autocomplete
- 2. continuation  a known prompt leads it whole, root and at least one message; or the same prompt again
+ 2. continuation  a known prompt leads it whole, root and at least one message, and its conversation had not gone on
+                  from there with messages that are others here; or the same prompt again
  3. reducer       it quotes the answers of two or more requests of other lanes
  4. compaction    same lane and root, or messages of a known prompt recur behind the first difference; and it is shorter
  5. rewrite       the same, and it is not shorter
@@ -19,6 +20,7 @@ Why it missed: see `misses`.
 from __future__ import annotations
 
 from collections import OrderedDict
+from itertools import pairwise
 
 from prefixproxy.misses import Evaluated, Evidence, Verdict, first_difference, miss_reason
 from prefixproxy.quotes import Quotes
@@ -145,16 +147,18 @@ class History:
         if entry.side:
             return Kind.SIDE, None
         parent = self._parent(entry)
-        if parent is not None:
+        if parent is not None and len(parent.marks) == len(entry.marks):
             return Kind.CONTINUATION, parent
         depth, nearest = self._longest_known(entry)
+        if parent is not None:
+            edited = self._edited_since(parent, entry, sight, depth)
+            return _rewritten(entry, edited) if edited else (Kind.CONTINUATION, parent)
         root_known = depth >= entry.n_head if entry.n_head else self._shares_enough(entry, depth)
         if self._quotes_other_lanes(entry, sight):
             return Kind.REDUCER, nearest if root_known else None
         earlier = self._same_conversation(entry, depth)
         if earlier is not None and earlier.head_mark == entry.head_mark:
-            shorter = len(entry.marks) < len(earlier.marks) and entry.n_bytes < earlier.n_bytes
-            return (Kind.COMPACTION if shorter else Kind.REWRITE), earlier
+            return _rewritten(entry, earlier)
         if root_known:
             return Kind.FORK, nearest
         if entry.n_head:
@@ -173,6 +177,31 @@ class History:
             if answered or self._marks[entry.marks[n - 1]] is parent:
                 return parent
         return None
+
+    def _edited_since(self, parent: Entry, entry: Entry, sight: Sight, depth: int) -> Entry | None:
+        """The later turn of its parent's conversation that this one edits. The first prompt of a conversation leads
+        all that follow, whatever became of the messages behind it. Another newest message edits nothing: it is a
+        question asked anew, or another lane."""
+        later = self._same_conversation(entry, depth)
+        alike = bool(entry.lane) or (later is not None and _goes_on_alike(entry, later))
+        if not alike and depth > len(parent.marks):
+            later, alike = self._quoted_later(entry, sight, depth), True
+        if later is None or later is parent or not alike:
+            return None
+        shared = entry.common_parts(later)
+        ours = len(parent.marks) <= shared < min(len(entry.marks) - 1, len(later.marks))
+        return later if ours else None
+
+    def _quoted_later(self, entry: Entry, sight: Sight, depth: int) -> Entry | None:
+        """The newest request whose answer stands as one behind what is known of this prompt."""
+        answers = [sight.parts[n] for n in range(depth, len(sight.parts)) if sight.labels[n].startswith("assistant")]
+        quoted = self._quotes.quoted_in(b"\n".join(answers).decode("utf-8", "replace"))
+        asked = [self._entries[each] for each in quoted]
+        return max(
+            (each for each in asked if each.head_mark == entry.head_mark and not _other_lane(entry, each)),
+            key=lambda each: len(each.marks),
+            default=None,
+        )
 
     def _longest_known(self, entry: Entry) -> tuple[int, Entry | None]:
         """How many leading parts were seen before, and in which request last."""
@@ -255,6 +284,22 @@ class History:
 
 def _other_lane(entry: Entry, other: Entry) -> bool:
     return bool(entry.lane and other.lane and entry.lane != other.lane)
+
+
+def _rewritten(entry: Entry, earlier: Entry) -> tuple[Kind, Entry]:
+    shorter = len(entry.marks) < len(earlier.marks) and entry.n_bytes < earlier.n_bytes
+    return (Kind.COMPACTION if shorter else Kind.REWRITE), earlier
+
+
+def _goes_on_alike(entry: Entry, other: Entry) -> bool:
+    """Whether an answer and its neighbour stand side by side behind the first difference in both. One message alone,
+    a file that was read, may be in two lanes."""
+    shared = entry.common_parts(other)
+    theirs = set(pairwise(other.digests[shared:]))
+    return any(
+        pair in theirs and any(label.startswith("assistant") for label in entry.labels[at : at + 2])
+        for at, pair in enumerate(pairwise(entry.digests[shared:]), start=shared)
+    )
 
 
 def _lane_of(entry: Entry) -> tuple[str, str]:

@@ -123,6 +123,90 @@ def test_the_same_prompt_again_is_a_continuation_but_not_in_another_lane() -> No
     assert scene.kind(*ROOT, user("a"), lane="two") is Kind.FORK
 
 
+def conversation(*turns: str) -> list[str]:
+    return [*ROOT, *(each for name in turns for each in (user(name), said(name)))]
+
+
+def said(name: str) -> str:
+    """An answer of many words, to be recognised."""
+    return "assistant:" + prose(name)
+
+
+def played(scene: Scene, messages: list[str], lane: str = "") -> None:
+    """Turn by turn, up to these messages."""
+    for n, message in enumerate(messages):
+        if message.startswith("assistant"):
+            scene.chat(*messages[:n], lane=lane)
+            scene.history.answered(f"r{scene.sent}", message.partition(":")[2])
+
+
+@pytest.mark.parametrize("lane", ["", "named"])
+@pytest.mark.parametrize("edited", [user("b, edited"), answer("b, edited"), "tool:" + text("result, cut", 2)])
+def test_an_edit_behind_the_first_turn_is_a_rewrite_though_that_turn_leads_it(edited: str, lane: str) -> None:
+    scene = Scene()
+    messages = conversation("a", "b", "c", "d")
+    played(scene, messages, lane)
+    at = len(ROOT) + (3 if edited.startswith("assistant") else 2)
+    verdict = scene.chat(*messages[:at], edited, *messages[at + 1 :], user("e"), lane=lane)
+    assert verdict.kind is Kind.REWRITE
+    assert verdict.reference is not None
+    assert verdict.reference.request_id == "r4"
+    kept = verdict.entry.bytes_before(at) // BYTES_PER_TOKEN
+    assert why(scene, verdict, kept) is MissReason.HISTORY_CHANGED
+    difference = scene.history.explain_miss(verdict, Evidence(scene.now, prompt_tokens(verdict), kept), scene.now)[1]
+    assert difference is not None
+    assert difference.segment.startswith(edited.partition(":")[0])
+    messages = [*messages[:at], edited, *messages[at + 1 :], user("e"), answer("e"), user("f")]
+    assert scene.kind(*messages, lane=lane) is Kind.CONTINUATION
+
+
+@pytest.mark.parametrize("lane", ["", "named"])
+def test_messages_dropped_behind_the_first_turn_are_a_compaction(lane: str) -> None:
+    scene = Scene()
+    messages = conversation("a", "b", "c", "d")
+    played(scene, messages, lane)
+    assert scene.kind(*messages[:4], *messages[8:], user("e"), lane=lane) is Kind.COMPACTION
+
+
+def test_a_tool_result_cut_in_the_next_turn_is_a_rewrite() -> None:
+    scene = Scene()
+    before = [*ROOT, user("a"), said("a"), "tool:" + text("result")]
+    played(scene, [*before, said("b")])
+    verdict = scene.chat(*before[:-1], "tool:" + text("result", 2), said("b"), user("c"))
+    assert verdict.kind is Kind.REWRITE
+    assert verdict.reference is not None
+    assert verdict.reference.request_id == "r2"
+
+
+def test_a_summary_behind_the_first_question_of_a_named_lane_is_a_compaction() -> None:
+    scene = Scene()
+    messages = conversation("a", "b", "c", "d")
+    played(scene, messages, "named")
+    verdict = scene.chat(*ROOT, user("a"), answer("summary"), user("e"), lane="named")
+    assert verdict.kind is Kind.COMPACTION
+    assert why(scene, verdict, head_tokens(verdict)) is MissReason.HISTORY_CHANGED
+
+
+@pytest.mark.parametrize("lane", ["", "named"])
+def test_another_newest_question_edits_nothing(lane: str) -> None:
+    scene = Scene()
+    messages = conversation("a", "b", "c", "d")
+    played(scene, messages, lane)
+    assert scene.kind(*messages[:4], user("b, asked anew"), lane=lane) is Kind.CONTINUATION
+    assert scene.kind(*messages[:-1], lane=lane) is Kind.CONTINUATION, "the same again"
+
+
+def test_lanes_that_read_the_same_file_behind_a_shared_turn_edit_nothing() -> None:
+    scene = Scene()
+    file = "tool:" + text("a file")
+    for name in ("x", "y"):
+        question = [*ROOT, user("plan"), answer("plan"), user(name)]
+        scene.chat(*ROOT, user("plan"))
+        scene.chat(*question)
+        assert scene.kind(*question, answer(name), file) is Kind.CONTINUATION
+        assert scene.kind(*question, answer(name), file, answer(f"{name} 2"), user("more")) is Kind.CONTINUATION
+
+
 def test_a_lane_that_branches_off_a_conversation_is_a_fork() -> None:
     scene = Scene()
     history = (*ROOT, user("plan"))
