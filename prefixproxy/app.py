@@ -18,6 +18,7 @@ from starlette.applications import Starlette
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from prefixproxy.admission import AdmissionControl, policy_of
+from prefixproxy.advice import rule_advice
 from prefixproxy.answers import AnswerMemory
 from prefixproxy.backends import Backend
 from prefixproxy.backends.auto import AutoUpstream
@@ -38,7 +39,7 @@ from prefixproxy.journal import Journal
 from prefixproxy.journal_rows import JournalRows
 from prefixproxy.keeping import Keeping, SlotRows, VerdictRows, keeping_of
 from prefixproxy.metrics import Metrics
-from prefixproxy.microscope import Strips, rule_advice
+from prefixproxy.microscope import Strips
 from prefixproxy.passthrough import SLOT_TAKING, Passthrough
 from prefixproxy.patience.beat import Pace
 from prefixproxy.plan import Planner

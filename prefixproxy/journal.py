@@ -122,10 +122,13 @@ class Journal:
             self._ring.append(entry)
             self._by_id[record.id] = entry
 
-    def jsonl(self, body: Callable[[str], bytes | None] = lambda request_id: None) -> Iterator[bytes]:
-        """Every record as one JSON line, oldest first. `body`: the request's own body by its id, if it is kept; it
-        becomes the line's last member, in the client's own bytes."""
-        for entry in tuple(self._ring):
+    def jsonl(
+        self, body: Callable[[str], bytes | None] = lambda request_id: None, newest: int | None = None
+    ) -> Iterator[bytes]:
+        """Every record as one JSON line, oldest first, or the `newest` so many. `body`: the request's own body by its
+        id, if it is kept; it becomes the line's last member, in the client's own bytes."""
+        first = 0 if newest is None else max(0, len(self._ring) - newest)
+        for entry in tuple(islice(self._ring, first, None)):
             line, sent = orjson.dumps(record_json(entry.record)), body(entry.record.id)
             if sent is not None:
                 line = line[:-1] + b',"body":' + sent.removeprefix(_BOM).translate(_ONE_LINE) + b"}"

@@ -13,12 +13,12 @@ from itertools import pairwise
 from sys import intern
 from typing import Any
 
+from prefixproxy.advice import OTHER_RULE, advice
 from prefixproxy.chat import MESSAGE
 from prefixproxy.chat_parts import PART
 from prefixproxy.misses import TOLERANCE_RATIO, TOLERANCE_TOKENS
 from prefixproxy.prefix import shared_bytes
-from prefixproxy.types import MissReason, Outcome, RequestRecord
-from prefixproxy.volatile.rules import RuleSet
+from prefixproxy.types import RequestRecord
 
 MAX_SEGMENTS = 128
 """Segments kept of one prompt: the root, the newest messages, and what is between them as one."""
@@ -31,52 +31,6 @@ RATE_MIN_TOKENS = 64
 """A prefill of fewer tokens says nothing about seconds per token."""
 
 _BORDERS = bytes.maketrans(b"\xfc\xfd\xfe\xff", b"    ")
-
-ADVICE: dict[MissReason, str] = {
-    MissReason.NONE: "Nothing to change: everything that could be reused was.",
-    MissReason.COLD_ROOT: "Nothing to change if it happens once per root; if it repeats, give agents that could share a"
-    " briefing the same bytes, or send one request ahead of the fan-out.",
-    MissReason.ROOT_CHANGED: "Move what changed behind the shared text: paste the suggested rule into a file named in"
-    " stabilise.rules, or write the changing value into the newest user message.",
-    MissReason.TOOLS_CHANGED: "Send one tool list, with the same definitions, from all lanes of a family; their order"
-    " does not matter.",
-    MissReason.HISTORY_CHANGED: "Let the client keep its history as it was sent, and compact rarely and at a fixed"
-    " size: every edit is paid from there to the end.",
-    MissReason.SLOT_EVICTED: "Give the server more slots (-np), run fewer lanes at once (admission.concurrency), or set"
-    " admission.side_slots so that titles and summaries stay out of the slots that matter.",
-    MissReason.FORK_FAILED: "Start llama-server with --slot-save-path on a disk with room, and read the proxy's log for"
-    " the warm-up or copy that failed.",
-    MissReason.NO_ROLLBACK: "Leave snapshots on (upstreams.snapshots), and start sliding-window models with --swa-full:"
-    " this model's memory cannot be cut back to a prefix.",
-    MissReason.UPSTREAM_RESTARTED: "Nothing to change in the prompt: the server restarted and lost its cache; find out"
-    " why it did.",
-    MissReason.REUSE_OFF: 'Set reuse.mode = "on": this request ran without reuse.',
-    MissReason.UNKNOWN: "Compare what the chat template renders for this turn and the one before (POST"
-    " /apply-template): the proxy sees no difference that explains it, or the server reported no count.",
-}
-"""One sentence for each reason."""
-
-RULE_ADVICE: dict[str, str] = {
-    "clock": "Move the clock into the newest user message, or tell the date only.",
-    "date": "Move the date into the newest user message; at midnight it changes for everybody.",
-    "lane": "Name the lane in its own user message, not in the system prompt.",
-    "session": "Keep the session id out of the prompt, or put it into a user message.",
-    "run": "Keep the run id out of the prompt, or put it into a user message.",
-    "request": "Keep the request id out of the prompt: it differs every time.",
-    "worker": "Name the worker in its own user message, not in the system prompt.",
-    "counter": "Put counters (turn, step, tokens left) into the newest user message.",
-    "cwd": "Tell the working directory in the first user message, behind what all projects share.",
-    "env": "Tell the environment (folder, platform, date) in the first user message, behind what all sessions share.",
-    "git": "Tell the git status in a user message: it changes with every edit.",
-    "claude-code-git-status": "Tell the git status in a user message: it changes with every edit.",
-    "memory": "Put what the memory search found into the newest user message.",
-    "metadata": "Keep ids of the newest message in that message.",
-    "state": "Put state (devices, entities) into the newest user message, where only the newest copy counts.",
-    "generated": "Leave out the stamp of when a map or list was generated.",
-}
-"""One sentence for each topic of a rule: what the client could do itself."""
-OTHER_RULE = "Put this text into the newest user message, behind what the requests share."
-STRIPPED = "Switch the line off in the client if it can be: it is no prompt text, and the proxy drops it."
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,33 +151,6 @@ def explain(
     }
 
 
-def advice(record: RequestRecord) -> str:
-    """One sentence: what to change."""
-    if record.outcome is not Outcome.OK:
-        return OUTCOME_ADVICE[record.outcome]
-    return ADVICE[record.miss_reason]
-
-
-OUTCOME_ADVICE: dict[Outcome, str] = {
-    Outcome.UPSTREAM_ERROR: "Read the upstream's own error and its log: it failed on this request.",
-    Outcome.CLIENT_GONE: "Raise the client's timeout if it gave up waiting; what was evaluated by then stays cached.",
-    Outcome.REJECTED: "Let the client wait and try again, or raise admission.queue_limit; a prompt that does not fit"
-    " needs a larger context per slot, and status 401 a valid API key.",
-    Outcome.TIMED_OUT: "Raise admission.queue_timeout, run fewer lanes at once, or give the server more slots.",
-    Outcome.UPSTREAM_DOWN: "Start the upstream, or correct its URL: none was ready.",
-    Outcome.BAD_REQUEST: "Correct the request: the error the client got says what is wrong with it.",
-}
-"""One sentence for each outcome but ok."""
-
-
-def rule_advice(rules: RuleSet) -> dict[str, str]:
-    """The sentence for each rule, by its name."""
-    return {
-        rule.name: STRIPPED if rule.treatment == "strip" else RULE_ADVICE.get(rule.topic, OTHER_RULE)
-        for rule in rules.rules
-    }
-
-
 def tokens_before(offset: int, n_bytes: int, prompt_tokens: int) -> int:
     """The tokens in front of a byte, by its share of the prompt."""
     return round(prompt_tokens * offset / n_bytes) if n_bytes else 0
@@ -278,13 +205,17 @@ def _difference(record: RequestRecord, strip: Strip | None, strips: Strips) -> d
     }
     here, there = strips.text(record.id), strips.text(strip.reference) if strip else None
     if strip and here and there:
-        out.update(_exact(strip, b"".join(here), b"".join(there), prompt))
+        exact = _exact(strip, b"".join(here), b"".join(there), prompt)
+        return out | exact if exact else None
     return out
 
 
-def _exact(strip: Strip, here: bytes, there: bytes, prompt_tokens: int) -> dict[str, Any]:
-    """Both texts are kept: the very byte, and what stands there in each."""
+def _exact(strip: Strip, here: bytes, there: bytes, prompt_tokens: int) -> dict[str, Any] | None:
+    """Both texts are kept: the very byte, and what stands there in each. None if one leads the other whole: then what
+    differs is no text (another model, on a server of several)."""
     at = shared_bytes(here, there)
+    if at >= min(len(here), len(there)):
+        return None
     segment, offset = _locate(strip, at)
     token = tokens_before(at, strip.n_bytes, prompt_tokens)
     start = max(at - offset + len(_border(here[at - offset : at])), at - BEFORE_CHARS)

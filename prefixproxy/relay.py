@@ -116,6 +116,13 @@ class Relay:
             times=Times(self._parts.clock()),
         )
         reply.more[OUR_HEADERS + b"request-id"] = exchange.id.encode()
+        self._parts.telemetry.began(exchange)
+        try:
+            await self._serve(exchange, reply, scope, receive)
+        finally:
+            self._parts.telemetry.ended(exchange)
+
+    async def _serve(self, exchange: Exchange, reply: Reply, scope: Scope, receive: Receive) -> None:
         try:
             with until_stopped():
                 raw = await self._admit(exchange, scope, receive)

@@ -7,6 +7,7 @@ import json
 import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -38,6 +39,8 @@ DEFAULT_LIMIT, LARGEST_LIMIT = 100, 10_000
 MOST_DIGITS = 10
 FORMATS = ("json", "jsonl")
 SCRAPE_TIMEOUT_S = 10.0
+RECORD_TIMEOUT_S = 1.0
+"""How long a record is waited for: it is made when the answer's last byte has left, and a quick client asks before."""
 OWN_PREFIX = "/prefixproxy/"
 PUBLIC = frozenset({"/metrics", "/healthz", "/readyz"})
 """Paths that need no key: what monitoring asks, and nothing that a prompt says."""
@@ -185,16 +188,16 @@ class Status:
         if form not in FORMATS:
             raise BadRequest(f"format: one of {', '.join(FORMATS)}")
         if form == "jsonl":
-            lines = journal.jsonl(self._parts.telemetry.strips.body)
+            asked = request.query_params.get("limit")
+            newest = len(journal) if asked is None else _limit(asked)
+            lines = journal.jsonl(self._parts.telemetry.strips.body, newest)
             return Response(b"".join(lines), headers={"content-type": "application/x-ndjson"})
         limit = _limit(request.query_params.get("limit"))
         return _json({"requests": [record_json(record) for record in journal.newest(limit)], "last": journal.last})
 
     async def request(self, request: Request) -> Response:
         telemetry, planner = self._parts.telemetry, self._parts.planner
-        record = telemetry.journal.get(request.path_params["id"])
-        if record is None:
-            raise BadRequest("no such request in the journal (it keeps the newest)", code="not_found", status=404)
+        record = await self._record(request.path_params["id"])
         explained = explain(
             record,
             telemetry.strips,
@@ -205,6 +208,25 @@ class Status:
         turns = turns_of(record, telemetry.journal.get)
         explained |= {"re_evaluated_tokens": spike(turns), "compaction": self._compaction(turns)}
         return _json({**record_json(record), "explain": explained})
+
+    async def _record(self, request_id: str) -> RequestRecord:
+        """The record of a request that is over, or about to be."""
+        telemetry, news = self._parts.telemetry, asyncio.Event()
+        stop = telemetry.journal.listen(news.set)
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(RECORD_TIMEOUT_S):
+                    while telemetry.is_open(request_id):
+                        news.clear()
+                        await news.wait()
+        finally:
+            stop()
+        record = telemetry.journal.get(request_id)
+        if record is not None:
+            return record
+        if telemetry.is_open(request_id):
+            raise BadRequest("this request still runs: its record is made at its end", code="not_found", status=404)
+        raise BadRequest("no such request in the journal (it keeps the newest)", code="not_found", status=404)
 
     def _compaction(self, turns: Sequence[RequestRecord]) -> dict[str, Any] | None:
         """What going on costs, and what compacting now; None for what is no long conversation."""

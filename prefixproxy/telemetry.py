@@ -73,7 +73,19 @@ class Telemetry:
         self._cannot_roll_back = cannot_roll_back
         self._families: OrderedDict[str, _Family] = OrderedDict()
         self._notes: deque[Callable[[], None]] = deque()
+        self._open: set[str] = set()
         self._timer: asyncio.TimerHandle | None = None
+
+    def began(self, exchange: Exchange) -> None:
+        """A request came in; `ended` once it is over, recorded or not."""
+        self._open.add(exchange.id)
+
+    def ended(self, exchange: Exchange) -> None:
+        self._open.discard(exchange.id)
+
+    def is_open(self, request_id: str) -> bool:
+        """Whether this request is still under way: its record is made at its end."""
+        return request_id in self._open
 
     def sent(self, exchange: Exchange, now: float) -> None:
         """A request goes upstream: what is it to those before it?"""
@@ -128,7 +140,9 @@ class Telemetry:
         self.settle()
 
     def _classify(self, exchange: Exchange, plan: Plan) -> None:
-        exchange.verdict = self._history.classify(_sight_of(exchange, plan))
+        lease = exchange.lease
+        model = (self._model_of(lease.backend.name) if lease else "") or _asked_model(plan)
+        exchange.verdict = self._history.classify(_sight_of(exchange, plan, model))
 
     def _record(self, exchange: Exchange, status: int, now: float) -> None:
         record = self._record_of(exchange, status, now)
@@ -244,17 +258,19 @@ class Telemetry:
         family.requests += 1
         family.cached_tokens += record.cache_n or 0
         family.evaluated_tokens += record.prompt_n or 0
-        if record.miss_reason is not MissReason.NONE:
+        answered = record.outcome is Outcome.OK or record.cache_n is not None
+        if answered and record.miss_reason is not MissReason.NONE:
             family.misses[record.miss_reason.value] += 1
         if len(self._families) > MAX_FAMILIES:
             self._families.popitem(last=False)
 
 
-def _sight_of(exchange: Exchange, plan: Plan) -> Sight:
+def _sight_of(exchange: Exchange, plan: Plan, model: str) -> Sight:
+    """`model`: the one that runs. A server with one model answers whatever name its clients have for it."""
     form = plan.canonical
     return Sight(
         request_id=exchange.id,
-        model=_asked_model(plan),
+        model=model,
         family=plan.family,
         lane=exchange.hints.lane,
         parts=form.parts if form else (plan.body.raw,),

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from typing import Any
 
 import httpx
 import pytest
 from running_proxy import RunningProxy, proxied_stub
+from starlette.types import Message
+from stub_upstream import Exchange, StubUpstream
 
 from prefixproxy.journal import RECORD_FIELDS
 
@@ -100,3 +104,93 @@ async def test_the_status_suggests_rules_and_the_trend_counts() -> None:
     assert trend["total"]["requests"] == listed["last"] == 3
     evaluated = sum(r["prompt_n"] for r in records) + sum(w["tokens"] or 0 for w in trend["warmups"])
     assert trend["total"]["evaluated"] == sum(step["evaluated"] for step in trend["steps"]) == evaluated
+
+
+async def test_a_record_can_be_asked_for_as_soon_as_the_answer_is_there() -> None:
+    """The record is made when the last byte has left: whoever asks in that moment waits for it."""
+    found: list[asyncio.Task[httpx.Response]] = []
+    seen: dict[str, str] = {}
+
+    async with (
+        proxied_stub() as (_, running),
+        httpx.AsyncClient(transport=httpx.ASGITransport(app=running.proxy.app), base_url="http://proxy") as client,
+        asyncio.TaskGroup() as group,
+    ):
+        raw = json.dumps(body(BRIEFING, "One?")).encode()
+        came: list[Message] = [{"type": "http.request", "body": raw, "more_body": False}]
+
+        async def receive() -> Message:
+            if not came:
+                await asyncio.Event().wait()
+            return came.pop()
+
+        async def send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                seen.update((name.decode(), value.decode()) for name, value in message["headers"])
+            elif not message.get("more_body"):
+                found.append(group.create_task(client.get(f"/prefixproxy/requests/{seen['x-prefixproxy-request-id']}")))
+                for _ in range(100):
+                    await asyncio.sleep(0)
+
+        path = "/v1/chat/completions"
+        head = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b""}
+        await running.proxy.app({**head, "http_version": "1.1", "scheme": "http", "headers": []}, receive, send)
+    (answer,) = [task.result() for task in found]
+    assert (answer.status_code, answer.json()["outcome"]) == (200, "ok")
+
+
+async def test_a_request_that_still_runs_has_no_record_yet_and_is_told_so() -> None:
+    stub, go_on, begun = StubUpstream(), asyncio.Event(), asyncio.Event()
+
+    async def held(exchange: Exchange) -> None:
+        await exchange.stream_head()
+        begun.set()
+        await go_on.wait()
+        await exchange.end()
+
+    stub.next_answers.append(held)
+    async with (
+        proxied_stub(stub) as (_, running),
+        httpx.AsyncClient(base_url=running.url, timeout=60) as client,
+        client.stream("POST", "/v1/chat/completions", json={**body(BRIEFING, "One?"), "stream": True}) as answer,
+    ):
+        await begun.wait()
+        url = f"{running.url}/prefixproxy/requests/{answer.headers['x-prefixproxy-request-id']}"
+        async with httpx.AsyncClient(timeout=60) as other:
+            early = await other.get(url)
+        go_on.set()
+        await answer.aread()
+    assert early.status_code == 404
+    assert "still runs" in early.json()["error"]["message"]
+
+
+async def test_clients_that_name_the_only_model_differently_share_its_root() -> None:
+    async with proxied_stub(journal__store_text=True) as (_, running):
+        first = await explained(running, {**body(BRIEFING, "One?"), "model": "gpt-4o"})
+        again = await explained(running, {**body(BRIEFING, "One?"), "model": "local"})
+        lane = await explained(running, body(BRIEFING, "Two?"))
+    assert (first["kind"], again["kind"], lane["kind"]) == ("root", "continuation", "fork")
+    assert again["explain"]["first_difference"] is None
+    assert lane["first_difference"]["segment"] == "user[1]"
+
+
+async def test_requests_that_failed_are_no_misses_of_their_family() -> None:
+    async def failing(exchange: Exchange) -> None:
+        await exchange.json(500, {"error": {"message": "no", "type": "server_error", "code": 500}})
+
+    async with proxied_stub() as (stub, running), httpx.AsyncClient(base_url=running.url, timeout=60) as client:
+        first = await explained(running, body(BRIEFING, "One?"))
+        stub.next_answers += [failing, failing]
+        for text in ("Two?", "Three?"):
+            assert (await client.post("/v1/chat/completions", json=body(BRIEFING, text))).status_code == 500
+        (family,) = (await client.get("/prefixproxy/status")).json()["families"]
+    assert (family["requests"], family["top_miss_reason"]) == (3, first["miss_reason"])
+
+
+async def test_an_export_can_be_limited_to_the_newest() -> None:
+    async with proxied_stub() as (_, running), httpx.AsyncClient(base_url=running.url, timeout=60) as client:
+        records = [await explained(running, body(BRIEFING, f"Question {n}?")) for n in range(3)]
+        lines = (await client.get("/prefixproxy/requests?format=jsonl&limit=2")).text.splitlines()
+        refused = await client.get("/prefixproxy/requests?format=jsonl&limit=none")
+    assert [json.loads(line)["id"] for line in lines] == [record["id"] for record in records[1:]]
+    assert refused.status_code == 400

@@ -10,21 +10,19 @@ import records
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefixproxy.chat import MESSAGE
-from prefixproxy.chat_parts import PART
-from prefixproxy.microscope import (
+from prefixproxy.advice import (
     ADVICE,
-    MAX_SEGMENTS,
     OTHER_RULE,
     OUTCOME_ADVICE,
+    REFUSAL_ADVICE,
     RULE_ADVICE,
     STRIPPED,
-    Strip,
-    Strips,
-    explain,
+    TOO_LONG,
     rule_advice,
-    strip_of,
 )
+from prefixproxy.chat import MESSAGE
+from prefixproxy.chat_parts import PART
+from prefixproxy.microscope import MAX_SEGMENTS, Strip, Strips, explain, strip_of
 from prefixproxy.types import FirstDifference, Kind, MissReason, Outcome, Relocation, RequestRecord
 from prefixproxy.volatile.files import load_rules
 
@@ -266,7 +264,13 @@ def test_every_reason_outcome_and_topic_has_one_sentence_of_advice() -> None:
     assert set(OUTCOME_ADVICE) == set(Outcome) - {Outcome.OK}
     rules = load_rules()
     assert {rule.topic for rule in rules.rules if rule.treatment == "move"} <= set(RULE_ADVICE)
-    for sentence in (*ADVICE.values(), *OUTCOME_ADVICE.values(), *rule_advice(rules).values()):
+    for sentence in (
+        *ADVICE.values(),
+        *OUTCOME_ADVICE.values(),
+        *REFUSAL_ADVICE.values(),
+        TOO_LONG,
+        *rule_advice(rules).values(),
+    ):
         assert sentence.endswith(".")
         assert ". " not in sentence
     assert rule_advice(rules)["claude-code-billing"] == STRIPPED
@@ -275,3 +279,20 @@ def test_every_reason_outcome_and_topic_has_one_sentence_of_advice() -> None:
 @pytest.mark.parametrize("outcome", [o for o in Outcome if o is not Outcome.OK])
 def test_a_request_that_did_not_end_well_gets_advice_on_that(outcome: Outcome) -> None:
     assert explained(dataclasses.replace(RECORD, outcome=outcome))["advice"] == OUTCOME_ADVICE[outcome]
+
+
+@pytest.mark.parametrize("status", sorted(REFUSAL_ADVICE))
+def test_a_refused_request_is_told_what_it_was_refused_for(status: int) -> None:
+    refused = dataclasses.replace(RECORD, outcome=Outcome.REJECTED, status=status)
+    assert explained(refused)["advice"] == REFUSAL_ADVICE[status]
+    assert explained(dataclasses.replace(refused, status=400, context_exceeded=True))["advice"] == TOO_LONG
+
+
+def test_texts_of_which_one_leads_the_other_have_no_first_difference() -> None:
+    parts = (MESSAGE + b"system" + PART + b"The same.", MESSAGE + b"user" + PART + b"All of it.")
+    strip = Strip(("system[0]", "user[1]"), (len(parts[0]), len(b"".join(parts))), len(parts[0]), "before")
+    strips = Strips(10, store_text=True)
+    for name in ("before", "now"):
+        strips.remember(name, strip, parts, b"{}")
+    record = dataclasses.replace(RECORD, first_difference=FirstDifference("system[0]", 0, 1000))
+    assert explained(record, strips)["first_difference"] is None
