@@ -65,6 +65,7 @@ class Answering:
         self._tell_first_token = first_token
         self._progress: ProgressFilter | LineWatch = ProgressFilter(exchange.api, remove=progress_is_ours)
         self._tail = StreamTail()
+        self._response: UpstreamResponse | None = None
         self.generated = False
         """Something of the answer came; prefill progress is none of it."""
         self.said: dict[str, Any] | None = None
@@ -74,6 +75,7 @@ class Answering:
         """Relay an event stream as such or assembled, anything else (errors above all) as it is. The slot is done
         with when this returns; what the client still has to get is the returned call's business."""
         self._describe()
+        self._response = response
         headers = end_to_end(response.headers)
         kind = next((v for k, v in headers if k.lower() == b"content-type"), b"")
         lines = b"x-ndjson" in kind
@@ -176,8 +178,11 @@ class Answering:
     def _usage_of(self, objects: list[dict[str, Any]]) -> Usage:
         """What the answer cost, as this kind of server means its counts."""
         exchange, lease = self._exchange, self._lease
-        stated = usage_from(exchange.api, objects)
-        answer = Answer(exchange.api, self._body.data, objects, stated, lease.ticket.n_tokens, lease.alone)
+        counted = self._response.counted if self._response else None
+        api, body, last = (
+            (counted.api, counted.body, counted.last) if counted else (exchange.api, self._body.data, objects)
+        )
+        answer = Answer(api, body, last, usage_from(api, last), lease.ticket.n_tokens, lease.alone)
         reading = lease.backend.interpret(answer)
         exchange.truncated = lease.truncated = reading.truncated
         return reading.usage

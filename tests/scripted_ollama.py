@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import ollama_openai as openai
 import orjson
 from stub_upstream import Exchange, StubUpstream, event
 
@@ -87,6 +88,10 @@ class ScriptedOllama(StubUpstream):
         self.may_prefill.set()
         self.silent_end = False
         self.fails_with = ""
+        self.says: list[dict[str, Any]] = [{"content": "Fine."}] * 3
+        """What each line of an answer says, as the message of a native one; `logprobs` beside it."""
+        self.meant: list[dict[str, Any]] = []
+        """The native requests that were run, whatever path they came on."""
         self.shown_n_ctx = 0
         """What `/api/ps` says of every runner; 0: the truth."""
         self._inside = 0
@@ -177,28 +182,36 @@ class ScriptedOllama(StubUpstream):
         model = self._model(body)
         if model is None:
             return await exchange.json(404, {"error": f"model '{body.get('model')}' not found"})
-        messages = rendered(body["messages"]) if chat else [str(body.get("prompt")).encode()]
-        if self.fails_with and not body.get("stream", True):
+        stream = body.get("stream") is not False
+        if self.fails_with and not stream:
             return await exchange.json(500, {"error": self.fails_with})
-        count = await self._run(model, (body.get("options") or {}).get("num_ctx"), messages)
-        texts = ["Fine."] * count.predicted
-        text = "".join(texts)
-        context = {} if chat or body.get("raw") else {"context": list(range(count.prompt))}
-        ending = {"done": True, "done_reason": "stop"} | context | self._counts(count)
-        base = {"model": body["model"], "created_at": CREATED}
-        if not body.get("stream", True):
-            whole = {"message": {"role": "assistant", "content": text}} if chat else {"response": text}
-            return await exchange.json(200, {**base, **whole, **ending})
+        lines, _ = await self._said(model, body, chat)
+        if not stream:
+            return await exchange.json(200, joined(lines))
         await exchange.head(200, [(b"Content-Type", b"application/x-ndjson")])
-        for each in texts:
-            said = {"message": {"role": "assistant", "content": each}} if chat else {"response": each}
-            await exchange.send(orjson.dumps({**base, **said, "done": False}) + b"\n")
-        last = {"message": {"role": "assistant", "content": ""}} if chat else {"response": ""}
+        for each in lines[:-1]:
+            await exchange.send(openai.go_json(each) + b"\n")
         if self.fails_with:
             await exchange.send(orjson.dumps({"error": self.fails_with}) + b"\n")
         elif not self._ends_silently():
-            await exchange.send(orjson.dumps({**base, **last, **ending}) + b"\n")
+            await exchange.send(openai.go_json(lines[-1]) + b"\n")
         await exchange.end()
+
+    async def _said(self, model: str, body: dict[str, Any], chat: bool) -> tuple[list[dict[str, Any]], Count]:
+        """Run a native request: its answer as the lines of a stream, the counts in the last one."""
+        self.meant.append(openai.meant(body))
+        messages = rendered(body["messages"]) if chat else [str(body.get("prompt")).encode()]
+        count = await self._run(model, (body.get("options") or {}).get("num_ctx"), messages)
+        base = {"model": body["model"], "created_at": CREATED}
+        lines = []
+        for said in [*self.says, {"content": ""}]:
+            logprobs = {"logprobs": said["logprobs"]} if "logprobs" in said else {}
+            message = {"role": "assistant", **{key: value for key, value in said.items() if key != "logprobs"}}
+            words = {"message": message} if chat else {"response": said["content"]}
+            lines.append({**base, **words, "done": False, **logprobs})
+        context = {} if chat or body.get("raw") else {"context": list(range(count.prompt))}
+        lines[-1] |= {"done": True, "done_reason": "stop"} | context | self._counts(count)
+        return lines, count
 
     def _ends_silently(self) -> bool:
         silent, self.silent_end = self.silent_end, False
@@ -220,35 +233,40 @@ class ScriptedOllama(StubUpstream):
         return {key: n for key, n in counts.items() if n} | cached
 
     async def _openai(self, exchange: Exchange) -> None:
+        """A layer over the native handler."""
         body, chat = exchange.request.json(), exchange.request.path == "/v1/chat/completions"
         model = self._model(body)
         if model is None:
-            message = f"model '{body.get('model')}' not found"
-            error = {"message": message, "type": "not_found_error", "param": None, "code": None}
-            return await exchange.json(404, {"error": error})
-        messages = rendered(body["messages"]) if chat else [str(body["prompt"]).encode()]
-        count = await self._run(model, None, messages)
-        base = {"id": "chatcmpl-7", "created": 1, "model": body["model"], "system_fingerprint": "fp_ollama"}
+            return await self._openai_error(exchange, 404, f"model '{body.get('model')}' not found")
+        native = openai.from_chat(body) if chat else openai.from_completion(body)
+        if self.fails_with and not body.get("stream"):
+            return await self._openai_error(exchange, 500, self.fails_with)
+        lines, count = await self._said(model, native, chat)
         usage = self._usage(count, "prompt_tokens")
         if not body.get("stream"):
-            said = {"message": {"role": "assistant", "content": "Fine."}} if chat else {"text": "Fine."}
-            choice = {"index": 0, "finish_reason": "stop", **said}
-            return await exchange.json(200, {**base, "choices": [choice], "usage": usage})
+            payload = openai.whole(chat, joined(lines), usage)
+            return await exchange.whole(200, payload, [(b"Content-Type", b"application/json")])
         await exchange.stream_head()
-        said = {"delta": {"role": "assistant", "content": "Fine."}} if chat else {"text": "Fine."}
-        await exchange.send(event({**base, "choices": [{"index": 0, "finish_reason": None, **said}]}))
-        if self._ends_silently():
-            return await exchange.end()
-        end: dict[str, Any] = {"delta": {}} if chat else {"text": ""}
-        await exchange.send(event({**base, "choices": [{"index": 0, "finish_reason": "stop", **end}]}))
-        if (body.get("stream_options") or {}).get("include_usage"):
-            await exchange.send(event({**base, "choices": [], "usage": usage}))
-        await exchange.send(b"data: [DONE]\n\n")
+        include = bool((body.get("stream_options") or {}).get("include_usage"))
+        called, chunk = False, dict[str, Any]()
+        silent = self._ends_silently()
+        for line in lines[:-1] if silent else lines:
+            for chunk in openai.chunks(chat, line, called, include):
+                await exchange.send(b"data: " + openai.go_json(chunk) + b"\n\n")
+            called = called or bool(line.get("message", {}).get("tool_calls"))
+        if not silent:
+            if include:
+                await exchange.send(b"data: " + openai.go_json(chunk | {"choices": [], "usage": usage}) + b"\n\n")
+            await exchange.send(b"data: [DONE]\n\n")
         await exchange.end()
+
+    async def _openai_error(self, exchange: Exchange, status: int, message: str) -> None:
+        await exchange.whole(status, openai.error(status, message), [(b"Content-Type", b"application/json")])
 
     def _usage(self, count: Count, prompt_key: str) -> dict[str, Any]:
         name = "completion_tokens" if prompt_key == "prompt_tokens" else "output_tokens"
-        usage: dict[str, Any] = {prompt_key: count.prompt, name: count.predicted}
+        total = {"total_tokens": count.prompt + count.predicted} if prompt_key == "prompt_tokens" else {}
+        usage: dict[str, Any] = {prompt_key: count.prompt, name: count.predicted, **total}
         if (version_of(self.version) or (0, 0, 0)) >= REPORTS_CACHED:
             usage[f"{prompt_key}_details"] = {"cached_tokens": count.cached}
         elif prompt_key == "input_tokens":
@@ -289,9 +307,26 @@ def _listed(name: str, family: str) -> dict[str, Any]:
     return {"name": name, "model": name, "details": {"family": family, "format": "gguf"}}
 
 
+def joined(lines: list[dict[str, Any]]) -> dict[str, Any]:
+    """The answer in one object."""
+    whole = {key: value for key, value in lines[-1].items() if key not in ("message", "response")}
+    if "response" in lines[-1]:
+        words: dict[str, Any] = {"response": "".join(line["response"] for line in lines)}
+    else:
+        said = [line["message"] for line in lines]
+        message: dict[str, Any] = {"role": "assistant", "content": "".join(each["content"] for each in said)}
+        if thinking := "".join(each.get("thinking", "") for each in said):
+            message["thinking"] = thinking
+        if calls := [call for each in said for call in each.get("tool_calls", ())]:
+            message["tool_calls"] = calls
+        words = {"message": message}
+    logprobs = [each for line in lines for each in line.get("logprobs", ())]
+    return {**whole, **words} | ({"logprobs": logprobs} if logprobs else {})
+
+
 def rendered(messages: list[dict[str, Any]]) -> list[bytes]:
     """One text for each message, as a template would have it."""
-    return [f"<{each['role']}>{each['content']}\n".encode() for each in messages]
+    return [f"<{each['role']}>{each.get('content')}\n".encode() for each in messages]
 
 
 def fitted(messages: list[bytes], n_ctx: int) -> bytes:

@@ -70,11 +70,26 @@ class Reading:
     truncated: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """The counts of an answer in the server's own API, where the client's has fewer: `body` is what was sent there,
+    `last` the objects that carry counts."""
+
+    api: Api
+    body: Mapping[str, Any]
+    last: list[dict[str, Any]]
+
+
 class UpstreamResponse(Protocol):
     """An answer whose head has come and whose body is still on the way. Close it, always."""
 
     status: int
     headers: RawHeaders
+
+    @property
+    def counted(self) -> Counted | None:
+        """Known once the body has been read; None where the body itself tells all there is."""
+        ...
 
     def chunks(self) -> AsyncIterator[bytes]:
         """The body's bytes as they come, undecoded. Raises UpstreamFailed when the upstream breaks off."""

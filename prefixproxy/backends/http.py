@@ -23,7 +23,7 @@ import orjson
 from multidict import CIMultiDict
 from yarl import URL
 
-from prefixproxy.backends import Answer, RawHeaders, Reading, UpstreamResponse
+from prefixproxy.backends import Answer, Counted, RawHeaders, Reading, UpstreamResponse
 from prefixproxy.errors import BadRequest, UpstreamFailed, UpstreamLoading, UpstreamUnavailable
 from prefixproxy.prompt import Edit
 from prefixproxy.types import Api
@@ -96,17 +96,21 @@ class HttpResponse:
     """An `UpstreamResponse` over aiohttp."""
 
     def __init__(self, upstream: str, response: aiohttp.ClientResponse) -> None:
-        self._upstream = upstream
-        self._response = response
+        self.upstream = upstream
+        self.response = response
         self.status = response.status
         self.headers: RawHeaders = response.raw_headers
 
+    @property
+    def counted(self) -> Counted | None:
+        return None
+
     async def chunks(self) -> AsyncIterator[bytes]:
         try:
-            async for chunk in self._response.content.iter_chunked(CHUNK_BYTES):
+            async for chunk in self.response.content.iter_chunked(CHUNK_BYTES):
                 yield chunk
         except (aiohttp.ClientError, OSError) as failure:
-            raise UpstreamFailed(f"upstream {self._upstream} broke off in the middle of its answer") from failure
+            raise UpstreamFailed(f"upstream {self.upstream} broke off in the middle of its answer") from failure
 
     async def read(self, limit: int = MAX_CALL_BYTES) -> bytes:
         """The whole body. Raises UpstreamFailed over `limit` bytes."""
@@ -114,16 +118,16 @@ class HttpResponse:
         async for chunk in self.chunks():
             size += len(chunk)
             if size > limit:
-                raise UpstreamFailed(f"upstream {self._upstream} answered with more than {limit} bytes")
+                raise UpstreamFailed(f"upstream {self.upstream} answered with more than {limit} bytes")
             parts.append(chunk)
         return b"".join(parts)
 
     async def close(self) -> None:
         try:
-            self._response.release()
-            await self._response.wait_for_close()
+            self.response.release()
+            await self.response.wait_for_close()
         except (aiohttp.ClientError, OSError) as failure:
-            log.debug("upstream %s broke off while its answer was closed: %s", self._upstream, failure)
+            log.debug("upstream %s broke off while its answer was closed: %s", self.upstream, failure)
 
 
 class Peeked:
@@ -135,6 +139,10 @@ class Peeked:
         self.status = response.status
         self.headers: RawHeaders = response.headers
         self.start = start
+
+    @property
+    def counted(self) -> Counted | None:
+        return self._response.counted
 
     async def chunks(self) -> AsyncIterator[bytes]:
         yield self.start

@@ -8,15 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from secrets import token_hex
 from typing import Any
 from urllib.parse import urlsplit
 
-from prefixproxy.backends import Answer, Reading
+import orjson
+
+from prefixproxy.backends import Answer, RawHeaders, Reading
+from prefixproxy.backends.http import HttpResponse
 from prefixproxy.backends.ollama_counts import Counts, Version, n_ctx_of, version_of
 from prefixproxy.backends.ollama_local import slots_of_children
+from prefixproxy.backends.ollama_native import CHAT_PATH, COMPLETIONS_PATH, NATIVE_PATHS, Native, native_of
 from prefixproxy.backends.ollama_options import LargestOptions
+from prefixproxy.backends.ollama_reply import SpokenResponse
 from prefixproxy.backends.slotless import SlotlessUpstream
 from prefixproxy.errors import OtherKind, UpstreamFailed
 from prefixproxy.prompt import Edit
@@ -41,6 +47,11 @@ ONE_SLOT_FAMILIES = frozenset(
     }
 )
 """Run with one slot whatever OLLAMA_NUM_PARALLEL says (server/sched.go)."""
+SAME_HANDLER_SINCE: Version = (0, 30, 0)
+"""The oldest version of which it was read how `/v1` makes a native request of its own."""
+MAX_TOLD = 64
+_WITHOUT_OPTIONS = frozenset({CHAT_PATH, COMPLETIONS_PATH, "/v1/responses", "/v1/messages"})
+"""Paths that generate and cannot carry `options`."""
 _LATEST = ":latest"
 _CLOUD = (":cloud", "-cloud")
 """How models are called that Ollama forwards to its own cloud (server/cloud_proxy.go)."""
@@ -79,6 +90,8 @@ class Ollama(SlotlessUpstream):
         self._slots_from = ""
         self._truncated = 0
         self._told: set[str] = set()
+        self._sent_natively = self._sent_without_context = 0
+        self._told_without: set[tuple[str, str]] = set()
 
     async def probe(self) -> UpstreamFacts:
         answer = await self.call("GET", "/api/version")
@@ -103,6 +116,51 @@ class Ollama(SlotlessUpstream):
         await self._look()
         return self._counts.version, await self._names()
 
+    async def open(
+        self,
+        method: str,
+        target: str,
+        headers: RawHeaders = (),
+        body: bytes | AsyncIterator[bytes] = b"",
+        read_timeout_s: float | None = None,
+    ) -> HttpResponse:
+        """A request on `/v1` that has to carry a context goes to the path that `/v1` itself stands on, where it is
+        surely the same request there."""
+        native = self._native(method, target, body) if isinstance(body, bytes) else None
+        if native is None:
+            return await super().open(method, target, headers, body, read_timeout_s)
+        length = (b"content-length", str(len(native.payload)).encode())
+        headers = [*(each for each in headers if each[0].lower() != b"content-length"), length]
+        response = await super().open(method, native.path, headers, native.payload, read_timeout_s)
+        return SpokenResponse(response, native, f"chatcmpl-{token_hex(8)}" if native.chat else f"cmpl-{token_hex(8)}")
+
+    def _native(self, method: str, target: str, raw: bytes) -> Native | None:
+        """The native request in place of one on `/v1`; None where it goes out as it is."""
+        path = target.partition("?")[0]
+        if method != "POST" or path not in _WITHOUT_OPTIONS or not self._options.any_context:
+            return None
+        model = _tagged(_model_in(raw))
+        running = self._running.get(model)
+        num_ctx = self._options.context(model, running.n_ctx if running else None)
+        if num_ctx is None or self.forwards(model):
+            return None
+        known = path == target and path in NATIVE_PATHS and (self._counts.version or (0,)) >= SAME_HANDLER_SINCE
+        native = native_of(path, raw, num_ctx) if known else None
+        if native is not None:
+            self._sent_natively += 1
+            return native
+        self._sent_without_context += 1
+        if (model, path) not in self._told_without and len(self._told_without) < MAX_TOLD:
+            self._told_without.add((model, path))
+            log.warning(
+                "upstream %s may have to load %s anew: %s cannot carry the num_ctx of %d that others have",
+                self.name,
+                model,
+                path,
+                num_ctx,
+            )
+        return None
+
     def control(self, api: Api, body: Mapping[str, Any]) -> Sequence[Edit]:
         running = self._running_as(body)
         model = running.name if running else _tagged(str(body.get("model") or ""))
@@ -126,12 +184,16 @@ class Ollama(SlotlessUpstream):
         return reading
 
     def report(self) -> Mapping[str, Any]:
-        """`slots_from`: where the number of slots comes from unless `upstreams.slots` says it."""
+        """`slots_from`: where the number of slots comes from unless `upstreams.slots` says it. `sent_natively`: how
+        many requests on `/v1` went to a path of Ollama's own, to carry a context; `sent_without_context`: how many had
+        to go without one."""
         return {
             "running": [asdict(model) for model in self._running.values()],
             "slots_from": self._slots_from,
             "truncated_prompts": self._truncated,
             "normalised": self._options.report(),
+            "sent_natively": self._sent_natively,
+            "sent_without_context": self._sent_without_context,
         }
 
     def _n_ctx(self, body: Mapping[str, Any]) -> int | None:
@@ -171,6 +233,15 @@ class Ollama(SlotlessUpstream):
         if not isinstance(rows, list | None) or not isinstance(answer, dict):
             raise UpstreamFailed(f"upstream {self.name} answered {path} with an unknown shape")
         return [row for row in rows or () if isinstance(row, dict)]
+
+
+def _model_in(raw: bytes) -> str:
+    """The model a body asks for; "" if it cannot be told."""
+    try:
+        body = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        return ""
+    return str(body.get("model") or "") if isinstance(body, dict) else ""
 
 
 def _tagged(model: str) -> str:

@@ -1,6 +1,6 @@
 """One value for all clients where different ones would reload a model: the largest anybody asked for.
 
-Only for the keys the user named, only on Ollama's own paths: `/v1` can carry neither. A different `num_ctx` reloads the
+Only for the keys the user named. `/v1` can carry neither: see `ollama_native`. A different `num_ctx` reloads the
 model and all that was cached is lost; a shorter `keep_alive` unloads it sooner for everybody (server/sched.go).
 """
 
@@ -40,6 +40,16 @@ class LargestOptions:
             return []
         edits = self._same_context(body, model, running or 0) if NUM_CTX in self._keys else []
         return edits + (self._longest_life(body) if KEEP_ALIVE in self._keys else [])
+
+    @property
+    def any_context(self) -> bool:
+        """Whether contexts are made the same, and some client asked for one."""
+        return bool(self._num_ctx)
+
+    def context(self, model: str, running: int | None) -> int | None:
+        """The context that requests for `model` go out with; None while nobody asked for one."""
+        asked = self._num_ctx.get(model)
+        return None if asked is None else max(asked, running or 0)
 
     def report(self) -> dict[str, Any]:
         """The values in force, by key."""
