@@ -55,10 +55,12 @@ def warmed(server: Server, root: Root, slot: Slot, result: WarmResult, policy: P
 def start_save(server: Server, plan: SaveFirst, policy: Policy, now: float) -> list[Effect]:
     """Save an idle slot as it stands; the leader gets it afterwards."""
     leader, slot = plan.leader, plan.slot
-    root = server.roots.obtain(plan.chain, leader.family, tokens_of(leader, len(plan.chain.hashes)), now)
+    # what is parked is no part of the leader's prompt, which may even be empty
+    tokens = slot.held.tokens if plan.parked else tokens_of(leader, len(plan.chain.hashes))
+    root = server.roots.obtain(plan.chain, leader.family, tokens, now)
     root.leader, root.parked = leader.chain, plan.parked
     if plan.parked:
-        root.tokens = slot.held.tokens
+        root.tokens = tokens
     promise(server, slot, leader)
     return _save(server, root, slot, policy, now)
 

@@ -56,6 +56,16 @@ def test_without_parking_the_history_is_evaluated_again() -> None:
     assert server.evaluated > 1.3 * least(asked)
 
 
+def test_a_prompt_without_text_takes_a_slot_that_is_worth_parking() -> None:
+    server = SimServer(facts(n_slots=1))
+    sim, _ = converse(server, turns=1)
+    one = request(words("nothing", 0), words("nothing", 0), at=sim.now)
+    sim.submit(sim.now + 0.1, one)
+    sim.run()
+    assert one.ends == "ok"
+    assert any(isinstance(effect, Save) for effect in sim.effects)
+
+
 def test_memory_that_cannot_be_cut_back_is_saved_without_the_answer() -> None:
     server = SimServer(facts(), rollback=False)
     sim, asked = converse(server, quotes=False, turns=6)
