@@ -45,6 +45,10 @@ HostOption = Annotated[
     str | None, typer.Option("--host", help="Address to listen on (default 127.0.0.1).", show_default=False)
 ]
 PortOption = Annotated[int | None, typer.Option("--port", help="Port to listen on (default 8100).", show_default=False)]
+LogOption = Annotated[
+    Path | None, typer.Option("--log", help="The server's startup log, best with -lv 4.", show_default=False)
+]
+ApiKeyOption = Annotated[str, typer.Option("--api-key", help="Key for the server.", show_default=False)]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 LogLevelOption = Annotated[str, typer.Option("--log-level", help="debug, info, warning or error.")]
 
@@ -210,9 +214,8 @@ def doctor(
         str | None,
         typer.Argument(metavar="[URL]", help="A server, or a prefixproxy (default: the settings' upstreams)."),
     ] = None,
-    log: Annotated[
-        Path | None, typer.Option("--log", help="The server's startup log, best with -lv 4.", show_default=False)
-    ] = None,
+    log: LogOption = None,
+    api_key: ApiKeyOption = "",
     admission: Annotated[
         bool, typer.Option("--admission", help="Fill one slot with a prompt, and see whether it is answered.")
     ] = False,
@@ -228,7 +231,8 @@ def doctor(
 
     settings = settings_of(config, {})
     # the proxy's own address is no upstream, but it is one to look at: port 0 is nobody's
-    asked = {"upstreams": upstream_values([url]), "server.port": 0} if url else {}
+    named = [{**one, "api_key": api_key} for one in upstream_values([url])] if url else []
+    asked = {"upstreams": named, "server.port": 0} if url else {}
     server = settings_of(config, asked).upstreams[0] if url else None
     options = DoctorOptions(
         server=server,
@@ -252,7 +256,8 @@ def verify(
         str | None,
         typer.Option("--control", help="Another server for the runs without reuse.", show_default=False),
     ] = None,
-    api_key: Annotated[str, typer.Option("--api-key", help="Key for the server.", show_default=False)] = "",
+    api_key: ApiKeyOption = "",
+    log: LogOption = None,
     root: Annotated[int, typer.Option("--root", help="Tokens of a shared root.")] = 600,
     long: Annotated[int, typer.Option("--long", help="Tokens of the long prompt.")] = 4096,
     model: ModelOption = None,
@@ -265,7 +270,7 @@ def verify(
     from prefixproxy.verify.command import VerifyOptions, run
 
     settings = settings_of(config, engine_values(model, parallel, ctx), embedded=url is None)
-    options = VerifyOptions(settings, url, control, api_key, root=root, long=long, json=json)
+    options = VerifyOptions(settings, url, control, api_key, root=root, long=long, log=log, json=json)
     raise typer.Exit(run(options))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -39,16 +39,19 @@ class Served:
         return self.upstreams[0]
 
 
-async def served_at(url: str, api_key: str = "") -> Served:
-    """Asks. Raises UsageError in one line where nothing answers, or nothing that is known here."""
+async def served_at(url: str, api_key: str = "", log: Sequence[str] = ()) -> Served:
+    """Asks. `log`: the lines of the server's startup log.
+
+    Raises UsageError in one line where nothing answers, or nothing that is known here."""
     upstream = _upstream(url, api_key)
     try:
-        told = await gather(upstream.url, api_key)
+        told = await gather(upstream.url, api_key, log=log)
         status = await proxy_status(upstream.url, api_key)
         if status is not None:
             worth = _worth_tokens(status, await _admission(upstream.url, api_key))
-            return Served(upstream.url, told, True, _upstreams_of(status, upstream.url), worth)
-        return Served(upstream.url, told, False, (await _probed(upstream),))
+            behind = tuple(replace(one, kv_types=told.kv_types) for one in _upstreams_of(status, upstream.url))
+            return Served(upstream.url, told, True, behind, worth)
+        return Served(upstream.url, told, False, (replace(await _probed(upstream), kv_types=told.kv_types),))
     except ProxyError as failure:
         raise UsageError(f"{upstream.url}: {failure.message}") from None
 
@@ -57,7 +60,7 @@ async def served_by(engine: Engine, settings: EngineSettings) -> Served:
     """The embedded engine, once it is ready. Raises ProxyError when it does not answer."""
     told = await gather_engine(engine, settings)
     facts = await _probed(_upstream(engine.url, ""))
-    return Served(engine.url, told, False, (replace(facts, build=engine.build),))
+    return Served(engine.url, told, False, (replace(facts, build=engine.build, kv_types=told.kv_types),))
 
 
 async def _probed(upstream: Upstream) -> UpstreamFacts:

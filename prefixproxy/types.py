@@ -186,6 +186,8 @@ class UpstreamFacts:
     """Others may send it requests behind our back."""
     architecture: str = ""
     """As the model's file names it, "" where that is not known."""
+    kv_types: tuple[str, str] | None = None
+    """What keys and values of its cache are made of ("f16", "q8_0"), None where that is not known."""
     reuse_off: str = ""
     """Why nothing may be reused there; "" if it may."""
     tried: Mapping[int, Usage] = field(default_factory=dict)

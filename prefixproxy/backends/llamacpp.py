@@ -54,7 +54,8 @@ def says_loading(body: bytes) -> bool:
 class LlamaServer(HttpUpstream):
     """A `Backend` over a running llama-server. `build` tells what it was built from where its own answer does not: a
     build from source says "b0-unknown". `shared`: whether anybody else may know its address. `tries`: whether a probe
-    may find out about the memory of a server that nobody has used, which gives it 62 tokens to evaluate."""
+    may find out about the memory of a server that nobody has used, which gives it 62 tokens to evaluate. `kv_types` is
+    asked, in a thread, at each probe: no answer of the server tells them."""
 
     def __init__(
         self,
@@ -65,11 +66,13 @@ class LlamaServer(HttpUpstream):
         *,
         shared: bool = True,
         tries: bool = True,
+        kv_types: Callable[[], tuple[str, str] | None] = lambda: None,
     ) -> None:
         super().__init__(name, url, api_key)
         self._shared = shared
         self._tries = tries
         self._build = build
+        self._kv_types = kv_types
         self._rolls_back: dict[str, bool | None] = {}
         self._architecture = ("", "")
 
@@ -103,6 +106,7 @@ class LlamaServer(HttpUpstream):
             multimodal=any(modalities.values()) if isinstance(modalities, dict) else False,
             shared=self._shared,
             architecture=await self._architecture_at(str(props.get("model_path") or "")),
+            kv_types=await asyncio.to_thread(self._kv_types),
             tried=tried,
         )
 

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from prefixproxy.doctor.evidence import Evidence
 from prefixproxy.doctor.findings import Finding, error, note, warning
 from prefixproxy.doctor.template import template_findings
+from prefixproxy.verdicts import UNQUANTISED
 
 USABLE_TOKENS = 2048
 """No agent's prompt and answer fit into less."""
 COMFORTABLE_TOKENS = 4096
-_UNQUANTISED = frozenset({"f16", "bf16", "f32"})
 _MIB = 1 << 20
 
 Check = Callable[[Evidence], Iterator[Finding]]
@@ -195,7 +195,7 @@ def _window(seen: Evidence) -> Iterator[Finding]:
 
 def _precision(seen: Evidence) -> Iterator[Finding]:
     types = seen.facts.kv_types
-    if types is None or set(types) <= _UNQUANTISED or seen.verified:
+    if types is None or set(types) <= UNQUANTISED or seen.verified:
         return
     yield warning(
         "kv-quantised",

@@ -6,7 +6,7 @@ import asyncio
 import stat
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -94,7 +94,7 @@ async def _llama_server(http: HttpUpstream, sight: Sight, asked: Asked) -> list[
         rendered=rendered,
         today=_today(),
         trial=trial,
-        verified=asked.verdicts.passed(sight.upstream),
+        verified=asked.verdicts.passed(replace(sight.upstream, kv_types=sight.facts.kv_types)),
         recorded_corruption=needs_verdict(sight.upstream, model.arch if model else ""),
         save_dir_open=_is_open(sight),
     )

@@ -7,9 +7,10 @@ import asyncio
 import secrets
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import orjson
 from rich.console import Console
@@ -20,6 +21,7 @@ from prefixproxy.demo.prompt import briefing
 from prefixproxy.engine import Engine
 from prefixproxy.errors import ProxyError, UsageError
 from prefixproxy.facts.report import comparable
+from prefixproxy.facts.startup import log_lines
 from prefixproxy.served import Served, served_at, served_by
 from prefixproxy.serving import engine_settings
 from prefixproxy.settings import Settings
@@ -43,7 +45,7 @@ START_TIMEOUT_S = 300.0
 @dataclass(frozen=True, slots=True)
 class VerifyOptions:
     """`url` None: the embedded engine of `settings`. `control`: where the runs without reuse go, if not there too.
-    `root`, `long`: tokens of a shared root and of the long prompt."""
+    `root`, `long`: tokens of a shared root and of the long prompt. `log`: the server's startup log."""
 
     settings: Settings
     url: str | None = None
@@ -51,6 +53,7 @@ class VerifyOptions:
     api_key: str = ""
     root: int = 600
     long: int = 4096
+    log: Path | None = None
     json: bool = False
 
 
@@ -99,7 +102,9 @@ async def _verified(options: VerifyOptions) -> Judged:
         finally:
             await server.close()
             await other.close()
-        after = _one_kind(await served_at(served.url, options.api_key)) if options.url else facts
+        after = facts
+        if options.url:
+            after = _one_kind(await served_at(served.url, options.api_key, _lines(options)))
         _require_equal(facts, after, "the same server at the end")
     return judged(facts, served.told, exchanges, {one.name: one.skipped for one in found if one.skipped})
 
@@ -107,7 +112,7 @@ async def _verified(options: VerifyOptions) -> Judged:
 @asynccontextmanager
 async def _target(options: VerifyOptions) -> AsyncIterator[Served]:
     if options.url is not None:
-        yield await served_at(options.url, options.api_key)
+        yield await served_at(options.url, options.api_key, _lines(options))
         return
     engine = engine_settings(options.settings.model_copy(update={"upstreams": ()}))
     if engine is None:
@@ -115,6 +120,10 @@ async def _target(options: VerifyOptions) -> AsyncIterator[Served]:
     async with Engine(engine) as running:
         await running.wait_ready(START_TIMEOUT_S)
         yield await served_by(running, engine)
+
+
+def _lines(options: VerifyOptions) -> Sequence[str]:
+    return () if options.log is None else log_lines(options.log)
 
 
 def _one_kind(served: Served) -> UpstreamFacts:
@@ -141,6 +150,7 @@ def _require_equal(one: UpstreamFacts, other: UpstreamFacts, what: str) -> None:
     """Answers are compared on equal terms only: a smaller slot looks like a worse model."""
     pairs = {
         "n_ctx_slot": (one.n_ctx_slot, other.n_ctx_slot),
+        "KV types": (one.kv_types, other.kv_types),
         "model": (one.model, other.model),
         "build": (one.build, other.build),
     }
@@ -168,7 +178,9 @@ def _keep(path: str, result: Judged, unix_time: float) -> str:
     if not written:
         return f"The verdict is not kept: {path} is no file that can be written (state.path)."
     effect = "reuses nothing" if result.outcome is Outcome.FAILED else "may reuse prefixes"
-    return f"Kept in {path}: a proxy with this state file {effect} on this model, build and context per slot."
+    types = result.facts.kv_types
+    cache = f"K {types[0]}, V {types[1]}" if types else "KV types that are unknown (--log FILE tells them)"
+    return f"Kept in {path}: a proxy with this state file {effect} on this model, build, context per slot and {cache}."
 
 
 @contextmanager

@@ -40,13 +40,23 @@ class Token:
 class Answer:
     """What came back. `cached` and `evaluated` are the server's cache_n and prompt_n. `complete`: every token is there.
     While its text ends inside a character the server tells none of a token's log-probabilities (server-context.cpp,
-    process_token), so it is not known then which of two lists' tokens stand in one place."""
+    process_token). The tokens up to there are in their places, as `text` says; where the others stand is not known."""
 
     text: str
     tokens: tuple[Token, ...]
     cached: int
     evaluated: int
     complete: bool = True
+
+    @property
+    def placed(self) -> int:
+        """How many of the first tokens are the answer's first tokens, none left out."""
+        said = ""
+        for number, token in enumerate(() if self.complete else self.tokens):
+            said += token.text
+            if not self.text.startswith(said):
+                return number
+        return len(self.tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +105,9 @@ def _token(entry: Mapping[str, Any]) -> Token:
 def difference(one: Answer, other: Answer) -> Difference:
     """How far two answers are apart, up to the token where their texts part."""
     worst, at = 0.0, 0
-    aligned = one.complete and other.complete
+    aligned, placed = one.complete and other.complete, min(one.placed, other.placed)
     for number, (a, b) in enumerate(zip(one.tokens, other.tokens, strict=False)):
-        if a.id != b.id and not aligned:
+        if a.id != b.id and number >= placed:
             return Difference(worst, at, number)
         nats = _apart(a.top, b.top)
         if nats > worst:

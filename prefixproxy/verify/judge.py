@@ -150,6 +150,7 @@ def as_row(result: Judged, unix_time: float) -> dict[str, Any]:
         "build": facts.build,
         "n_slots": facts.n_slots,
         "n_ctx_slot": facts.n_ctx_slot,
+        "kv_types": None if facts.kv_types is None else list(facts.kv_types),
         "noise": result.noise,
         "limit": result.limit,
         "scenarios": {one.name: {"verdict": one.verdict, "worst": one.worst} for one in result.found},

@@ -26,8 +26,9 @@ FILE = "prefixproxy-verify.bin"
 _HEADERS = [(b"content-type", b"application/json"), (b"x-prefixproxy-stabilise", b"off")]
 """What is compared must be one prompt: a proxy is not to edit it. Servers ignore the header."""
 
-_GREEDY = {"temperature": 0, "seed": 1, "ignore_eos": True}
-"""To the last token: an answer that ends at once compares nothing."""
+_GREEDY = {"temperature": 0, "seed": 1, "ignore_eos": True, "grammar": r"root ::= [\x20-\x7E\n]*"}
+"""To the last token: an answer that ends at once compares nothing. In characters of one byte: of a token that ends
+inside one the server tells no log-probabilities. Those that it tells are what the model gives, whatever is allowed."""
 
 Messages = tuple[Mapping[str, str], ...]
 

@@ -33,7 +33,7 @@ def test_it_does_not_matter_which_comes_first(one: Answer, other: Answer) -> Non
 def test_what_comes_behind_the_split_says_nothing(one: Answer, other: Answer, more: Answer) -> None:
     found = difference(one, other)
     if found.split is not None and found.split < min(len(one.tokens), len(other.tokens)):
-        longer = Answer("", (*one.tokens, *more.tokens), 0, 1, one.complete)
+        longer = Answer(one.text + more.text, (*one.tokens, *more.tokens), 0, 1, one.complete)
         assert difference(longer, other) == found
 
 

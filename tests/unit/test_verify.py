@@ -11,7 +11,7 @@ import pytest
 from prefixproxy.facts.report import RunFacts
 from prefixproxy.types import UpstreamFacts
 from prefixproxy.verdicts import Verdicts, needs_verdict, row_name
-from prefixproxy.verify.compare import Answer, Token, answer_of, continued, difference, limit_of, noise_of
+from prefixproxy.verify.compare import Answer, Difference, Token, answer_of, continued, difference, limit_of, noise_of
 from prefixproxy.verify.judge import Exchange, Outcome, as_row, judged
 from prefixproxy.verify.report import as_json, report_lines
 from prefixproxy.verify.scenarios import Ask, Place, Restore, Save, Warm, scenarios
@@ -106,6 +106,25 @@ def test_what_is_no_answer_is_told_in_words(value: dict[str, Any]) -> None:
 OFF = {1: -1.1, 2: -0.4}
 
 
+def held_back(text: str, *tops: dict[int, float]) -> Answer:
+    """An answer of which some tokens are missing: its text ended inside a character when they came."""
+    return replace(answer(*tops), text=text, complete=False)
+
+
+def test_answers_that_lack_tokens_further_on_are_compared_up_to_there() -> None:
+    """The first tokens of both are in their places, and they are others."""
+    reuse, control = held_back("t2\u2603t2", OFF, OFF), held_back("t1t1\u2603", SURE, SURE)
+    assert (reuse.placed, control.placed) == (1, 2)
+    assert difference(reuse, control) == difference(control, reuse)
+    assert difference(reuse, control).nats == pytest.approx(2.6)
+    behind = held_back("t1\u2603t2", SURE, OFF)
+    assert difference(behind, control) == Difference(0.0, 0, 1)
+
+
+def test_where_the_first_token_is_missing_nothing_is_compared() -> None:
+    assert difference(held_back("\u2603t2", OFF), answer(SURE)) == Difference(0.0, 0, 0)
+
+
 @pytest.mark.parametrize(
     ("exchanges", "outcome", "because"),
     [
@@ -196,6 +215,40 @@ def test_a_failed_verdict_ends_reuse_on_this_server_alone() -> None:
     assert "`prefixproxy verify` failed on this model, build and context: 1 of 1" in verdicts.against_reuse(FACTS)
     for other in (replace(FACTS, build="b2"), replace(FACTS, n_ctx_slot=8192), replace(FACTS, model="big")):
         assert verdicts.against_reuse(other) == ""
+
+
+Q8 = ("q8_0", "q8_0")
+
+
+def rows(*verdicts: tuple[tuple[str, str] | None, bool]) -> Verdicts:
+    """Of runs one after the other, each on KV types of its own, and whether it passed."""
+    kept = {}
+    for when, (types, ok) in enumerate(verdicts):
+        facts = replace(FACTS, kv_types=types)
+        found = judged(facts, TOLD, [exchange(answer(SURE if ok else OFF), answer(SURE))], {})
+        kept[row_name(facts)] = as_row(found, float(when))
+    return Verdicts(kept)
+
+
+def test_a_verdict_holds_for_the_kv_types_it_was_found_on() -> None:
+    f16, q8 = replace(FACTS, kv_types=("f16", "f16")), replace(FACTS, kv_types=Q8)
+    verdicts = rows((("f16", "f16"), True), (Q8, False))
+    assert (verdicts.passed(f16), verdicts.passed(q8)) == (True, False)
+    assert verdicts.against_reuse(f16) == "" != verdicts.against_reuse(q8)
+    assert rows((("f16", "f16"), True)).passed(q8) is None
+
+
+def test_a_server_that_tells_no_kv_types_has_the_newest_verdict() -> None:
+    assert rows((("f16", "f16"), True), (Q8, False)).against_reuse(FACTS) != ""
+    assert rows((Q8, False), (("f16", "f16"), True)).against_reuse(FACTS) == ""
+
+
+def test_a_run_that_could_not_tell_its_kv_types_shows_nothing_of_quantised_ones() -> None:
+    f16, q8 = replace(FACTS, kv_types=("f16", "f16")), replace(FACTS, kv_types=Q8)
+    passed, failed = rows((None, True)), rows((None, False))
+    assert (passed.passed(f16), passed.passed(q8)) == (True, None)
+    assert (failed.passed(f16), failed.passed(q8)) == (False, False)
+    assert failed.against_reuse(q8) != ""
 
 
 KIMI = replace(FACTS, model="Kimi-Linear-48B-A3B-Instruct-Q4_K_M")
