@@ -21,6 +21,7 @@ SCRIPTS = (
     "timeline.js",
     "tables.js",
     "microscope.js",
+    "picking.js",
     "admission.js",
     "main.js",
 )

@@ -56,6 +56,11 @@ async function applyAdmission(event) {
   const names = Object.keys(changes);
   markWrong([]);
   if (!names.length) return tellAdmission('done', 'Nothing was changed.');
+  const empty = names.filter((name) => changes[name] === '' && byId(`admission-${name}`).type === 'number');
+  if (empty.length) {
+    markWrong(empty);
+    return tellAdmission('error', `${empty.map(words).join(', ')}: a number is missing.`);
+  }
   try {
     admission.values = await patchJson('/prefixproxy/admission', changes);
     tellAdmission('done', `In force: ${names.map((name) => `${words(name)} ${admission.values[name]}`).join(', ')}.`);

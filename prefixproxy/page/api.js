@@ -34,10 +34,19 @@ function askForKey() {
   return asking;
 }
 
+// Browsers have words of their own for a server that is not there.
+async function reach(path, options) {
+  try {
+    return await fetch(path, options);
+  } catch {
+    throw new Error('The proxy does not answer. Try again when this page says "live".');
+  }
+}
+
 // The response of a call that was let in; a refused one is made again with a key.
 async function call(path, options = {}) {
   for (;;) {
-    const response = await fetch(path, { ...options, headers: headersWith(options.headers ?? {}) });
+    const response = await reach(path, { ...options, headers: headersWith(options.headers ?? {}) });
     if (response.status !== 401) return response;
     await askForKey();
   }

@@ -46,9 +46,18 @@ function hueOf(name) {
 
 const isDark = matchMedia('(prefers-color-scheme: dark)');
 
-// Two lightnesses tell more families apart than hue alone.
+const colours = new Map(); // thousands of bars ask for theirs in every frame
+isDark.addEventListener('change', () => colours.clear());
+
 function familyColour(name) {
   if (!name) return 'gray';
+  if (colours.size > 1000) colours.clear();
+  if (!colours.has(name)) colours.set(name, mixColour(name));
+  return colours.get(name);
+}
+
+// Two lightnesses tell more families apart than hue alone.
+function mixColour(name) {
   const hue = hueOf(name);
   const light = (isDark.matches ? 66 : 50) - (name.charCodeAt(name.length - 1) % 2) * 14;
   return `hsl(${hue} ${isDark.matches ? 58 : 65}% ${light}%)`;

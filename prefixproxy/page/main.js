@@ -19,7 +19,7 @@ function frame(now) {
   requestAnimationFrame(frame); // first, so that a mistake in one drawing does not end all of them
   listChanged = absorb() || listChanged;
   if (now >= due.timeline) {
-    due.timeline = now + EVERY_MS.timeline;
+    due.timeline = now + Math.max(EVERY_MS.timeline, timeline.pixelMs);
     drawTimeline();
   }
   if (listChanged && !list.frozen && now >= due.list) {
@@ -44,11 +44,15 @@ async function reload() {
   const { requests, last } = await getJson(`/prefixproxy/requests?limit=${MAX_RECORDS}`);
   requests.reverse().forEach(arrive);
   store.cursor = last;
+  absorb();
+  if (last > requests.length && store.bars.length) store.knownSince = store.bars[0].end;
+  refreshHeld(); // a list that is held still would go on showing a former process
   listChanged = true;
 }
 
 function takeEvent(event) {
   if (event.event === 'record') arrive(JSON.parse(event.data));
+  if (event.event === 'missed') store.knownSince = serverNow();
   if (event.id) store.cursor = Number(event.id);
 }
 
@@ -107,12 +111,7 @@ function build() {
   byId('filters').addEventListener('submit', (event) => event.preventDefault());
   byId('admission').addEventListener('submit', applyAdmission);
   byId('admission').addEventListener('reset', undoAdmission);
-  byId('timeline').addEventListener('mousemove', readOut);
-  byId('timeline').addEventListener('mouseleave', () => setText(byId('readout'), ''));
-  byId('timeline').addEventListener('click', (event) => {
-    const bar = barAt(event);
-    if (bar) openMicroscope(bar.record.id);
-  });
+  buildTimeline();
   isDark.addEventListener('change', () => {
     readPalette();
     list.rows.forEach((row) => row.remove());

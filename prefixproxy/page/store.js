@@ -9,6 +9,7 @@ const MAX_BARS = 6000;
 
 const store = {
   start: null, // of the proxy's process, to notice a restart
+  knownSince: 0, // of requests that ended before, some were never told or are forgotten
   cursor: 0, // number of the last event seen
   arrived: [], // records that came since the last frame
   records: new Map(), // by id, oldest first
@@ -26,7 +27,7 @@ const store = {
 const serverNow = () => Date.now() / 1000 + store.clockAhead;
 
 function reset(start) {
-  Object.assign(store, { start, cursor: 0, arrived: [], bars: [], total: null, warmups: [] });
+  Object.assign(store, { start, knownSince: 0, cursor: 0, arrived: [], bars: [], total: null, warmups: [] });
   for (const map of [store.records, store.running, store.steps, store.copies]) map.clear();
 }
 
@@ -48,13 +49,16 @@ function absorb() {
   }
   store.arrived.length = 0;
   trim(store.records, MAX_RECORDS);
-  if (store.bars.length > MAX_BARS * 1.2) store.bars.splice(0, store.bars.length - MAX_BARS);
+  if (store.bars.length > MAX_BARS * 1.2) {
+    store.bars.splice(0, store.bars.length - MAX_BARS);
+    store.knownSince = store.bars[0].end;
+  }
   return true;
 }
 
 function arrive(record) {
   store.arrived.push(record);
-  if (store.arrived.length > MAX_BARS) store.arrived.splice(0, MAX_RECORDS);
+  if (store.arrived.length > MAX_BARS) store.knownSince = barOf(store.arrived.splice(0, MAX_RECORDS).at(-1)).end;
 }
 
 // Times in Unix seconds: arrived, sent to a slot, prefill begun, first token, end.

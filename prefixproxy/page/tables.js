@@ -118,6 +118,12 @@ function hold(reason, on) {
   drawList();
 }
 
+function refreshHeld() {
+  if (!list.frozen) return;
+  list.frozen = [...store.records.values()];
+  drawList();
+}
+
 function togglePause() {
   const on = !list.reasons.has('pause');
   byId('pause').setAttribute('aria-pressed', String(on));

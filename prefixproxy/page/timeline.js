@@ -8,7 +8,7 @@ const LABEL_WIDTH = 78;
 const SHORTEST_WAIT = 0.03; // seconds; less would be a hair on the screen
 const SPANS = { '30 s': 30, '1 min': 60, '5 min': 300 };
 
-const timeline = { span: 60, drawn: [], lanes: [], palette: null };
+const timeline = { span: 60, pixelMs: 0, drawn: [], lanes: [], palette: null, picked: null };
 
 function buildSpans() {
   const buttons = Object.entries(SPANS).map(([label, span]) => {
@@ -74,6 +74,7 @@ function drawTimeline() {
   const [context, width] = fitCanvas(canvas, size.height);
   const now = serverNow();
   const view = { context, width, lanes, now, from: now - timeline.span, ...size };
+  timeline.pixelMs = (1000 * timeline.span) / Math.max(1, width - LANE.gutter); // sooner there is nothing to see
   view.x = (time) => LANE.gutter + ((time - view.from) / timeline.span) * (width - LANE.gutter);
   context.font = '11px system-ui, sans-serif';
   drawGrid(view);
@@ -82,12 +83,27 @@ function drawTimeline() {
   context.beginPath();
   context.rect(LANE.gutter, 0, width - LANE.gutter, size.height);
   context.clip();
+  drawUnknown(view);
   drawWarmups(view);
   const shown = drawBarsOfRequests(view);
   drawOccupied(view);
   drawCopies(view);
+  drawPicked(view);
   context.restore();
   describeTimeline(shown, now);
+}
+
+// Where requests were that this page does not have, empty lanes would look idle.
+function drawUnknown({ context, x, from, height }) {
+  const width = x(store.knownSince) - LANE.gutter;
+  if (store.knownSince <= from || width < 1) return;
+  context.fillStyle = timeline.palette.line;
+  context.globalAlpha = 0.5;
+  context.fillRect(LANE.gutter, 0, width, height - LANE.axis);
+  context.globalAlpha = 1;
+  context.fillStyle = timeline.palette.soft;
+  context.textAlign = 'left';
+  if (width > 150) context.fillText('older requests are not kept', LANE.gutter + 8, 12);
 }
 
 function drawGrid({ context, width, lanes, lane: high, from, now, waitsAt, waitRows, height, x }) {
@@ -260,7 +276,21 @@ function drawOccupied(view) {
   });
 }
 
+const nameOf = ({ bar, copy }) => (bar ? bar.record.id : `${copy.end} ${copy.upstream} ${copy.slot}`);
+
+function drawPicked({ context }) {
+  if (timeline.picked === null) return;
+  context.strokeStyle = timeline.palette.ink;
+  context.lineWidth = 2;
+  for (const one of timeline.drawn) {
+    if (nameOf(one) !== timeline.picked) continue;
+    context.strokeRect(one.left - 1, one.top - 1, Math.max(4, one.right - one.left + 2), one.bottom - one.top + 2);
+  }
+  context.lineWidth = 1;
+}
+
 let describedAt = 0;
+const KEYS = 'The arrow keys go from request to request, Enter explains one.';
 
 function describeTimeline(shown, now) {
   if (now - describedAt < 0.5) return;
@@ -270,36 +300,9 @@ function describeTimeline(shown, now) {
   for (const one of waiting) reasons[one.hold] = (reasons[one.hold] ?? 0) + 1;
   const held = Object.entries(reasons).map(([hold, n]) => `${n} ${words(hold)}`).join(', ');
   const copied = [...store.copies.values()].filter((copy) => copy.outcome === 'ok' && copy.end >= now - timeline.span).length;
-  const text = `${plural(shown, 'request', 'requests')} in view, ${count(store.status?.running ?? 0)} running, `
+  const cut = store.knownSince > now - timeline.span ? ' (older ones are not kept)' : '';
+  const text = `${plural(shown, 'request', 'requests')} in view${cut}, ${count(store.status?.running ?? 0)} running, `
     + `${count(waiting.length)} waiting${held ? ` (${held})` : ''}, ${plural(copied, 'root', 'roots')} copied`;
   setText(byId('timeline-caption'), text);
-  byId('timeline').setAttribute('aria-label', `Timeline of the slots: ${text}`);
-}
-
-// What stands under the pointer; the last one drawn lies on top, a request before a copy that leads to it.
-function drawnAt(event) {
-  const box = byId('timeline').getBoundingClientRect();
-  const [x, y] = [event.clientX - box.left, event.clientY - box.top];
-  const there = timeline.drawn.filter((d) => x >= d.left - 2 && x <= d.right + 2 && y >= d.top && y <= d.bottom);
-  return there.find((one) => one.bar) ?? there[0];
-}
-
-const barAt = (event) => drawnAt(event)?.bar;
-
-function readOut(event) {
-  const found = drawnAt(event);
-  byId('timeline').style.cursor = found?.bar ? 'pointer' : '';
-  setText(byId('readout'), found?.bar ? summary(found.bar.record) : found ? copySummary(found.copy) : '');
-}
-
-function copySummary(copy) {
-  const from = isNumber(copy.source) ? `slot ${copy.source}` : 'its saved file';
-  return `root copied from ${from} to slot ${copy.slot} in ${seconds(copy.seconds)}`;
-}
-
-function summary(record) {
-  const reused = `${count(record.cache_n)} of ${count(record.prompt_tokens)} tokens reused`;
-  const times = `waited ${milliseconds(record.queue_ms)}, first token ${milliseconds(record.ttft_ms)}, total ${milliseconds(record.total_ms)}`;
-  const reason = record.miss_reason === 'none' ? '' : `; ${words(record.miss_reason)}`;
-  return `${record.kind} ${record.id.slice(0, 8)}: ${reused}; ${times}${record.fork ? '; root copied' : ''}${reason}`;
+  byId('timeline').setAttribute('aria-label', `Timeline of the slots: ${text}. ${KEYS}`);
 }

@@ -155,10 +155,9 @@ async def load(running: RunningProxy, lanes: int = 6) -> AsyncIterator[None]:
 
 async def in_view(page: Page, at_least: int) -> int:
     """Wait until the timeline says that it shows so many requests; how many it shows then."""
-    await page.wait_for_function(
-        "(n) => parseInt(document.getElementById('timeline-caption').textContent) >= n", arg=at_least
-    )
-    return int((await page.locator("#timeline-caption").inner_text()).split()[0])
+    shown = "parseInt(document.getElementById('timeline-caption').textContent.replaceAll(',', ''))"
+    await page.wait_for_function(f"(n) => {shown} >= n", arg=at_least)
+    return int(await page.evaluate(shown))
 
 
 async def test_under_load_the_page_moves_explains_and_changes_settings(tmp_path: Path) -> None:
