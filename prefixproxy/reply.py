@@ -12,7 +12,7 @@ import orjson
 from starlette.types import Send
 
 from prefixproxy.errors import ProxyError, UpstreamFailed
-from prefixproxy.intake import ClientGone
+from prefixproxy.intake import OUR_HEADERS, ClientGone
 from prefixproxy.patience import signs
 from prefixproxy.types import Api
 
@@ -126,7 +126,8 @@ class Reply:
         elif self._streams:
             # An event too long to be held back, and broken off in its middle, must not swallow this one.
             gap = b"" if self._last.endswith(_EVENT_ENDS) else b"\n\n"
-            await self.end(gap + error_event(self._path, error))
+            ident = self.more.get(OUR_HEADERS + b"request-id", b"").decode()
+            await self.end(gap + error_event(self._path, error, ident))
 
     async def _head(self, status: int, headers: Headers) -> None:
         self.status = status
@@ -147,7 +148,9 @@ class Reply:
             raise ClientGone from None
 
 
-def error_event(path: str, error: dict[str, Any]) -> bytes:
-    """The error as a server-sent event of this API."""
-    named = b"event: error\n" if path.startswith(("/v1/messages", "/v1/responses", "/responses")) else b""
+def error_event(path: str, error: dict[str, Any], ident: str = "") -> bytes:
+    """The error as the last server-sent events of this API; `ident` is what an answer of Responses is called by."""
+    if path.startswith(("/v1/responses", "/responses")):
+        return signs.failed_response(error, ident)
+    named = b"event: error\n" if path.startswith("/v1/messages") else b""
     return named + b"data: " + orjson.dumps(error) + b"\n\n"

@@ -21,6 +21,8 @@ _PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 _SPACE = b" "
 _LINES = frozenset({Api.OLLAMA_CHAT, Api.OLLAMA_GENERATE})
 MAX_QUOTED = 500
+_TOO_LONG, _TOO_LONG_UPSTREAM = "context_length_exceeded", "exceed_context_size_error"
+"""OpenAI's code, which clients act on, and llama-server's type for the same."""
 
 
 def content_type(api: Api) -> bytes:
@@ -72,6 +74,20 @@ def further(api: Api, *, opened: bool) -> bytes:
 def event_of(value: dict[str, Any]) -> bytes:
     """A server-sent event with its type as its name, as Anthropic and OpenAI write them."""
     return b"event: %s\ndata: %s\n\n" % (str(value["type"]).encode(), orjson.dumps(value))
+
+
+def failed_response(error: dict[str, Any], ident: str) -> bytes:
+    """An error as the end of a Responses stream: OpenAI's SDKs raise at the `error` event, Codex knows only
+    `response.failed`, and gives up at once for one code alone."""
+    said = error.get("error")
+    details = said if isinstance(said, dict) else {"message": str(said)}
+    code = str(details.get("code") or "") if details.get("source") else str(details.get("type") or "")
+    code = _TOO_LONG if code == _TOO_LONG_UPSTREAM else code or "server_error"
+    message = str(details.get("message") or "")
+    failure = {"code": code, "message": message}
+    response = {"id": response_id(ident), "object": "response", "status": "failed", "error": failure}
+    told = {"type": "error", "sequence_number": 0, **failure, "param": None, **error}
+    return event_of({"type": "response.failed", "response": response}) + event_of(told)
 
 
 def late_error(path: str, status: int, body: bytes) -> dict[str, Any]:

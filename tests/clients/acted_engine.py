@@ -23,7 +23,7 @@ SPOKEN = (Api.CHAT, Api.RESPONSES, Api.MESSAGES)
 LIMITS = {"max_tokens": 1, "max_output_tokens": 1}
 UNWANTED = frozenset({"stream", "stream_options", "max_completion_tokens", "return_progress", "timings_per_token"})
 """Of a body, when only its prompt is to be evaluated."""
-EVALUATING_S = 120.0
+EVALUATING_S = 600.0
 
 
 @dataclass(frozen=True)

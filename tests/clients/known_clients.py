@@ -89,7 +89,7 @@ def tool_calls(folder: Path) -> dict[str, Any]:
         "lookup": {"sheet": 7},
         "Read": {"file_path": notes},
         "read_file": {"file_path": notes},
-        "read": {"filePath": notes},
+        "read": {"filePath": notes, "path": notes},
         "exec_command": {"cmd": f"cat {NOTES}"},
     }
 
@@ -160,6 +160,28 @@ def _qwen_environment(url: str, _home: Path) -> dict[str, str]:
     return {**base, "QWEN_TELEMETRY_ENABLED": "false", "HTTPS_PROXY": ""}
 
 
+def _pi(words: str, more: bool) -> list[str]:
+    return [
+        _program("pi"),
+        "--offline",
+        *["--continue"] * more,
+        "--provider",
+        "prefixproxy",
+        "--model",
+        "local",
+        "-p",
+        words,
+    ]
+
+
+def _pi_environment(url: str, home: Path) -> dict[str, str]:
+    provider = {"baseUrl": f"{url}/v1", "api": "openai-completions", "apiKey": "unused", "models": [{"id": "local"}]}
+    folder = home / ".pi" / "agent"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "models.json").write_text(json.dumps({"providers": {"prefixproxy": provider}}))
+    return {}
+
+
 LIBRARIES = (
     Library("openai SDK", "openai", "openai_sdk", 6, 6),
     Library("LangGraph", "langgraph", "langgraph_map", 8, 8),
@@ -175,4 +197,5 @@ AGENTS = (
     Agent("Codex", "@openai/codex", _codex, _codex_environment, 7, 7),
     Agent("OpenCode", "opencode-ai", _opencode, _opencode_environment, 7, 7),
     Agent("Qwen Code", "@qwen-code/qwen-code", _qwen, _qwen_environment, 7, 7),
+    Agent("pi", "@mariozechner/pi-coding-agent", _pi, _pi_environment, 7, 7),
 )

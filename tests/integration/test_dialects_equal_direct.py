@@ -68,6 +68,14 @@ RESPONSE_ITEMS = [
     {"type": "function_call_output", "call_id": "c1", "output": "Rain"},
 ]
 LONG = "word " * 5000
+ALOUD = "Think aloud."
+THINKS_WHEN_ASKED = TOOLS_AND_REASONING.replace(
+    "{%- if add_generation_prompt %}<|im_start|>assistant\n",
+    "{%- if add_generation_prompt %}<|im_start|>assistant\n{% if messages[-1].content == '"
+    + ALOUD
+    + "' %}<think>\n{% endif %}",
+)
+"""`/v1/messages` passes no grammar on: there it is the template that opens the thought."""
 
 BODIES: dict[str, tuple[str, Json]] = {
     "chat": ("/v1/chat/completions", {}),
@@ -122,6 +130,11 @@ BODIES: dict[str, tuple[str, Json]] = {
         "/v1/messages",
         {"messages": MESSAGES[1:], "thinking": {"type": "enabled", "budget_tokens": 8}},
     ),
+    "messages of thought": ("/v1/messages", {"messages": [{"role": "user", "content": ALOUD}]}),
+    "messages of thought and tools": (
+        "/v1/messages",
+        {"messages": [{"role": "user", "content": ALOUD}], "tools": [ANTHROPIC_TOOL], "tool_choice": {"type": "any"}},
+    ),
     "messages too long": ("/v1/messages", {"messages": [{"role": "user", "content": LONG}]}),
     "messages without any": ("/v1/messages", {}),
 }
@@ -130,7 +143,7 @@ BODIES: dict[str, tuple[str, Json]] = {
 @pytest.fixture(scope="module")
 def thinker(tiny_model: Path) -> Iterator[RunningEngine]:
     """An engine whose template has tools and reasoning."""
-    extra: dict[str, int | str] = {"cpuparams.n_threads": 1, "chat_template": TOOLS_AND_REASONING}
+    extra: dict[str, int | str] = {"cpuparams.n_threads": 1, "chat_template": THINKS_WHEN_ASKED}
     with running_engine(EngineSettings(tiny_model, parallel=2, ctx=2 * 2048, extra=extra)) as running:
         yield running
 
@@ -182,5 +195,7 @@ def test_what_was_compared_called_thought_and_failed(thinker: RunningEngine) -> 
     assert '"function_call"' in text("responses that call", stream=False)
     assert '"reasoning_content"' in text("chat that thinks", stream=True)
     assert "reasoning" in text("responses that think", stream=True)
+    assert '"thinking_delta"' in text("messages of thought", stream=True)
+    assert '"thinking"' in text("messages of thought and tools", stream=False)
     assert '"logprobs"' in text("chat with logprobs", stream=True)
     assert "exceed_context_size_error" in text("messages too long", stream=True)

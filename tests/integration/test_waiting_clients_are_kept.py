@@ -361,6 +361,27 @@ async def test_an_error_that_comes_late_is_the_streams_last_event(path: str) -> 
         assert len(stub.generating()) == 1
 
 
+async def test_the_openai_sdk_raises_what_came_late() -> None:
+    async with proxied_stub(StubUpstream(n_slots=1), **SOON) as (stub, running):
+        go = asyncio.Event()
+        stub.next_answers.append(answering(400, TOO_LONG)(go))
+        kinds: list[str] = []
+        async with (
+            asyncio.timeout(LIMIT_S),
+            openai.AsyncOpenAI(base_url=f"{running.url}/v1", api_key="x", max_retries=0) as client,
+        ):
+            stream = await client.responses.create(model="m", input="hi", stream=True)
+
+            async def read() -> None:
+                async for event in stream:
+                    kinds.append(event.type)
+                    go.set()
+
+            with pytest.raises(openai.APIError, match="too long"):
+                await read()
+        assert kinds[-1] == "response.failed"
+
+
 @pytest.mark.parametrize("path", [CHAT, MESSAGES, RESPONSES])
 async def test_a_place_in_the_queue_that_times_out_ends_the_stream_too(path: str) -> None:
     async with proxied_stub(StubUpstream(n_slots=1), **SOON) as (stub, running):

@@ -53,10 +53,10 @@ def test_retry_after_is_whole_seconds_and_never_too_early(wait_s: float, said: b
     [
         ("/v1/chat/completions", b"data: {", b"}\n\n"),
         ("/v1/messages", b"event: error\ndata: {", b"}\n\n"),
-        ("/v1/responses", b"event: error\ndata: {", b"}\n\n"),
+        ("/v1/responses", b"event: response.failed\ndata: {", b"}\n\n"),
     ],
 )
-def test_in_a_stream_an_error_is_one_event_of_that_stream(path: str, start: bytes, end: bytes) -> None:
+def test_in_a_stream_an_error_is_an_event_of_that_stream(path: str, start: bytes, end: bytes) -> None:
     event = error_event(path, BadRequest("no good").envelope(path))
     assert event.startswith(start)
     assert event.endswith(end)

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from prefixproxy.body import Body
 from prefixproxy.chat import parse_prompt
+from prefixproxy.errors import Rejected
 from prefixproxy.exchange import Hints
-from prefixproxy.patience.signs import event_of, further, late_error, opening
+from prefixproxy.patience.signs import event_of, failed_response, further, late_error, opening, response_id
 from prefixproxy.patience.splice import returned, splice_of
 from prefixproxy.sse import SSEReader, data_of, object_of
 from prefixproxy.types import Api
@@ -186,6 +187,25 @@ SAID = {"error": {"code": 400, "message": "too long", "type": "exceed_context_si
 )
 def test_an_upstreams_error_stays_its_own_words(path: str, body: bytes, error: Json) -> None:
     assert late_error(path, 400, body) == error
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (SAID, "context_length_exceeded"),
+        ({"error": {"code": 400, "message": "no", "type": "invalid_request_error"}}, "invalid_request_error"),
+        (Rejected("full", code="queue_full").envelope("/v1/responses"), "queue_full"),
+        ({"error": "broken"}, "server_error"),
+    ],
+)
+def test_a_response_that_failed_is_told_to_sdks_and_to_codex(error: Json, code: str) -> None:
+    failed, told = [object_of(each + b"\n\n") or {} for each in failed_response(error, "r1").split(b"\n\n")[:2]]
+    said = error["error"]
+    message = said if isinstance(said, str) else said["message"]
+    assert failed["type"] == "response.failed"
+    assert (failed["response"]["id"], failed["response"]["status"]) == (response_id("r1"), "failed")
+    assert failed["response"]["error"] == {"code": code, "message": message}
+    assert (told["type"], told["code"], told["message"], told["error"]) == ("error", code, message, said)
 
 
 @pytest.mark.parametrize("body", [b"<html>bad gateway</html>", b"", b"[]", b'{"error": null}', b"\xff"])
