@@ -18,7 +18,8 @@ from prefixproxy.types import RootId, TicketId
 class Census:
     """Upstreams by number, in the order in which they came. `version` grows with the version of any. `open_slots`: idle
     or foreign ones. `promised`: the slots that were prepared for a ticket, by their number. `noting`: somebody reads
-    `slots` (those that changed), `chains` (of snapshots that came or went) and `touched` (upstreams)."""
+    `slots` (those that changed), `saved` (of snapshots that came or went), `roots` (the first blocks of
+    those that began or ended, with their upstreams) and `touched` (upstreams)."""
 
     version: int = 0
     open_slots: int = 0
@@ -27,6 +28,7 @@ class Census:
     noting: bool = False
     slots: dict[int, Slot] = field(default_factory=dict)
     saved: dict[tuple[int, RootId], PrefixChain] = field(default_factory=dict)
+    roots: set[tuple[int, int]] = field(default_factory=set)
     touched: set[int] = field(default_factory=set)
 
     def touch(self, number: int) -> None:
@@ -43,11 +45,17 @@ class Census:
     def forget(self) -> None:
         self.slots.clear()
         self.saved.clear()
+        self.roots.clear()
         self.touched.clear()
 
     def note(self, slot: Slot) -> None:
         if self.noting:
             self.slots[slot.number] = slot
+
+    def note_root(self, number: int, chain: PrefixChain) -> None:
+        """A root of this chain, or a wait for those who share it, has begun or ended on an upstream."""
+        if self.noting and chain.hashes:
+            self.roots.add((chain.hashes[0], number))
 
     def promise(self, slot: Slot, ticket: TicketId | None) -> None:
         """The slot is prepared for this ticket, or no longer for any."""

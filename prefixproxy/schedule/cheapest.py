@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import exp2, inf, log2
 
-from prefixproxy.schedule.fleet import Group
 from prefixproxy.schedule.index import Index, Shelf, fork_floor_s
-from prefixproxy.schedule.plan import Place, Server, tokens_of
+from prefixproxy.schedule.plan import Group, Place, Server, tokens_of
 from prefixproxy.schedule.price import Prices
 from prefixproxy.schedule.queue import Waiting
 from prefixproxy.schedule.slot import Slot

@@ -7,7 +7,7 @@ from math import inf
 
 from prefixproxy.schedule.census import Census
 from prefixproxy.schedule.index import Index
-from prefixproxy.schedule.plan import Hold, Server, serving_servers, tokens_of
+from prefixproxy.schedule.plan import Group, Hold, Server, serving_servers, tokens_of
 from prefixproxy.schedule.roots import RootTable
 from prefixproxy.schedule.slot import Slot, Work
 from prefixproxy.schedule.slots import MOST_SLOTS, Upstream
@@ -19,25 +19,6 @@ FEW_SLOTS = 32
 """Up to so many it is as fast to look at every one."""
 _FEW_SERVERS = 4
 _UNRESOLVED = (SlotState.RESERVED, SlotState.DRAINING, SlotState.FOREIGN)
-
-
-class Group:
-    """Some of the upstreams, in order."""
-
-    __slots__ = ("numbers", "servers")
-
-    def __init__(self, servers: Sequence[Server]) -> None:
-        self.servers = servers
-        self.numbers = frozenset(server.slots.number for server in servers)
-
-    def __iter__(self) -> Iterator[Server]:
-        return iter(self.servers)
-
-    def __len__(self) -> int:
-        return len(self.servers)
-
-    def __contains__(self, server: Server) -> bool:
-        return server.slots.number in self.numbers
 
 
 class Fleet:
@@ -52,6 +33,8 @@ class Fleet:
         self._servers: dict[str, Server] = {}
         self._numbered: list[Server] = []
         self._up: list[Server] | None = None
+        self.epoch = 0
+        """Grows when an upstream comes up, is lost or becomes another than it was."""
         self._reuse_off: tuple[str, ...] = ()
         self._rewarming: set[int] | None = None
         self._serving: dict[tuple[str, str, int], Group] = {}
@@ -84,6 +67,7 @@ class Fleet:
     def changed(self) -> None:
         """An upstream came up, was lost, or is another than it was."""
         self._up = None
+        self.epoch += 1
         self._serving.clear()
         self._indexed = False
         self._rewarming = None
@@ -154,14 +138,18 @@ class Fleet:
     def state(self, policy: Policy, now: float) -> tuple[object, ...]:
         """Equal as long as nothing changed that could let a held ticket go."""
         self.up()
-        flags: list[object] = [self._reuse_off]
+        return (self.census.version, self._reuse_off, *self.terms(policy, now)[1:])
+
+    def terms(self, policy: Policy, now: float) -> tuple[object, ...]:
+        """Equal as long as the same requests may be sent to the same upstreams."""
+        flags: list[object] = [self.epoch, policy]
         for server in self.restless():
             table = server.slots
             if table.up:
                 flag = table.unpinned_because(now), table.choosing(now), table.stale(now)
                 if any(flag):
                     flags.append((table.name, *flag))
-        return (policy, self.census.version, *flags)
+        return tuple(flags)
 
     def any_open(self) -> bool:
         """Whether any slot may take a request: an idle one, or in its turn one that others use."""
@@ -182,10 +170,13 @@ class Fleet:
 
     def prepared(self, ticket: Ticket, servers: Group) -> Hold | None:
         """A slot is being prepared for it on one of these."""
+        slot = self.prepared_slot(ticket, servers)
+        return None if slot is None else prepared(slot)
+
+    def prepared_slot(self, ticket: Ticket, servers: Group) -> Slot | None:
         for slot in self.census.promised_to(ticket.id):
             if slot.state is SlotState.RESERVED and self._servers[slot.id.upstream] in servers:
-                restoring = slot.work is Work.RESTORE
-                return Hold(HoldReason.RESTORING if restoring else HoldReason.WARMING, slot.until)
+                return slot
         return None
 
     def release_promise(self, ticket: TicketId) -> None:
@@ -193,6 +184,10 @@ class Fleet:
         for slot in self.census.promised_to(ticket):
             self.census.promise(slot, None)
             self._servers[slot.id.upstream].slots.touch()
+
+
+def prepared(slot: Slot) -> Hold:
+    return Hold(HoldReason.RESTORING if slot.work is Work.RESTORE else HoldReason.WARMING, slot.until)
 
 
 def is_calm(server: Server, policy: Policy, now: float) -> bool:

@@ -12,6 +12,7 @@ from math import inf
 
 from prefixproxy.prefix import PrefixChain
 from prefixproxy.schedule.census import Census
+from prefixproxy.schedule.changes import Changes
 from prefixproxy.schedule.park import is_parked, worthwhile_tokens
 from prefixproxy.schedule.plan import Server
 from prefixproxy.schedule.rates import ASSUMED_COPY_S, COPY_CALL_S
@@ -21,6 +22,9 @@ from prefixproxy.schedule.slots import MOST_SLOTS
 from prefixproxy.schedule.tree import Node, Path, PrefixTree, Row
 from prefixproxy.schedule.types import Policy
 from prefixproxy.types import RootId
+
+ALIKE = 1e-6
+"""Rates that differ by less, relatively, are the same: the mean of equal samples moves by its last bit."""
 
 
 @dataclass(slots=True, eq=False)
@@ -73,10 +77,12 @@ class Index:
         self._census = census
         self._rows: dict[int, Row] = {}
         self._saved: dict[tuple[int, RootId], tuple[PrefixChain, Root, Node]] = {}
-        self._rates: dict[int, float] = {}
-        self._worth: dict[int, float] = {}
-        self._restore: dict[int, float] = {}
+        self._measures: dict[int, tuple[float, float, float]] = {}
+        self._basis: dict[int, tuple[float | None, tuple[float, float, float]]] = {}
         self._bounds: tuple[float, float, float] | None = None
+        self.changes = Changes()
+        self.measured = 0
+        """Grows when an upstream proves to be another than it was measured to be."""
         self.open: set[int] = set()
         """Upstreams with an idle, unpromised slot."""
         self.blank: dict[float, dict[int, tuple[int, int]]] = {}
@@ -94,9 +100,12 @@ class Index:
     def refresh(self) -> None:
         """Catch up with what was noted."""
         census = self._census
-        if not census.touched and not census.slots and not census.saved:
+        if not (census.touched or census.slots or census.saved or census.roots):
             return
+        for first, number in sorted(census.roots):
+            self.changes.note((first,), number)
         for (number, root), chain in census.saved.items():
+            self.changes.note(chain.hashes, None)
             if number in self.numbers:
                 self._follow_saved(number, root, chain)
         for slot in census.slots.values():
@@ -111,11 +120,15 @@ class Index:
         shelf = self.shelves[number]
         self._shelve(number, shelf)
         rates = shelf.server.slots.rates
-        self._rates[number] = shelf.rate
-        self._worth[number] = worthwhile_tokens(shelf.server, self.policy)
         known = rates.restore_s_per_byte
-        self._restore[number] = 0.0 if known is None else known
-        self._bounds = None
+        found = shelf.rate, worthwhile_tokens(shelf.server, self.policy), 0.0 if known is None else known
+        if self._measures.get(number) != found:
+            self._measures[number] = found
+            self._bounds = None
+        kept, before = self._basis.get(number, (None, None))
+        if before is None or kept != rates.truncated_reuse or not _alike(found, before):
+            self._basis[number] = rates.truncated_reuse, found
+            self.measured += 1
 
     def _shelve(self, number: int, shelf: Shelf) -> None:
         """What of its idle slots is kept for all upstreams together."""
@@ -140,7 +153,8 @@ class Index:
         """Of all upstreams: the highest prefill rate, the fewest tokens that are worth a warm-up, and the fewest
         seconds of a restore for each byte."""
         if self._bounds is None:
-            self._bounds = max(self._rates.values()), min(self._worth.values()), min(self._restore.values())
+            rates, worths, restores = zip(*self._measures.values(), strict=True)
+            self._bounds = max(rates), min(worths), min(restores)
         return self._bounds
 
     def deepest(self, chain: PrefixChain) -> int:
@@ -179,6 +193,9 @@ class Index:
         shelf, row = self.shelves.get(slot.number // MOST_SLOTS), self._rows.get(slot.number)
         live = shelf is not None and shelf.server.slots.slot(slot.id) is slot
         blocks = slot.held.chain.hashes
+        self.changes.note(blocks, slot)
+        if row is not None and row.blocks[:1] != blocks[:1]:
+            self.changes.note(row.blocks, slot)
         if row is not None and (not live or row.slot is not slot or row.blocks is not blocks):
             self.tree.take(row)
             del self._rows[slot.number]
@@ -203,3 +220,7 @@ class Index:
 def fork_floor_s(n_bytes: float, seconds_per_byte: float) -> float:
     """A restore takes no less, measured or not."""
     return min(ASSUMED_COPY_S, COPY_CALL_S + n_bytes * seconds_per_byte)
+
+
+def _alike(found: Sequence[float], before: Sequence[float]) -> bool:
+    return all(abs(new - old) <= ALIKE * old for new, old in zip(found, before, strict=True))

@@ -7,31 +7,30 @@ is overwritten. Waiting for a busy slot and warming a root alone are weighed aga
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 
 from prefixproxy.schedule.cheapest import cheapest_places
-from prefixproxy.schedule.fleet import Group, by_server, in_state
+from prefixproxy.schedule.fleet import in_state
 from prefixproxy.schedule.park import park_first, turn_first, worthwhile_tokens
 from prefixproxy.schedule.plan import (
     WAIT_SLACK,
     Decision,
     Gather,
+    Group,
     Hold,
     Place,
     SaveFirst,
     Server,
     Spread,
     WarmFirst,
-    blocks_for,
     tokens_of,
 )
-from prefixproxy.schedule.price import Prices
 from prefixproxy.schedule.queue import Waiting
 from prefixproxy.schedule.slot import Slot, Work
 from prefixproxy.schedule.turns import is_over
 from prefixproxy.schedule.types import HoldReason, Reason, Ticket
-from prefixproxy.schedule.underway import UnderWay, alike, under_way
+from prefixproxy.schedule.waits import Waits
 from prefixproxy.types import SlotState
 
 WORTHWHILE_REUSE = 0.9
@@ -43,20 +42,14 @@ _GOES_NOWHERE = (HoldReason.CLIENT_SLOT, HoldReason.TENANT_SLOTS)
 
 
 @dataclass(slots=True)
-class Placement(Prices):
+class Placement(Waits):
     """Decides for one ticket after the other; effects in between are told by `changed`."""
-
-    _stale: bool = True
-    _opened: dict[frozenset[int], Group] = field(default_factory=dict)
-    _under_way: dict[int, list[UnderWay]] = field(default_factory=dict)
 
     def decide(self, waiting: Waiting) -> Decision:
         """Where this ticket goes now."""
-        if self._stale:
-            self._opened, self._under_way = {}, {}
-            self.index = self.fleet.index(self.policy)
+        self.catch_up()
         decision = self._decide(waiting)
-        self._stale = not isinstance(decision, Hold)
+        self.stale = not isinstance(decision, Hold)
         return decision
 
     def _decide(self, waiting: Waiting) -> Decision:
@@ -82,16 +75,16 @@ class Placement(Prices):
         home = self._client_slot(ticket, serving)
         if home is not None:
             return self._at_client_slot(ticket, *home)
-        open_servers = self._open(serving)
-        cold = self._held_cold(waiting, open_servers)
-        if cold is not None:
-            return cold
+        open_servers = self.open_of(serving)
+        anyway = self.held_anyway(waiting, open_servers)
+        if anyway is not None:
+            return anyway
         places = self._cheapest(waiting, open_servers)
         if not places:
             return self._without_slot(ticket, serving)
         best = min(places, key=lambda place: (round(place.cost_s, 3), place.slot.turn))
         if waiting.plain is not Reason.HOLD_EXPIRED:
-            held = self._held(waiting, open_servers, best) or self._root_first(waiting, best)
+            held = self.held(waiting, open_servers, best) or self._root_first(waiting, best)
             if held is not None:
                 return self._kept_first(waiting, best, held) if isinstance(held, WarmFirst) else held
         found = self._unless_needed(waiting, best, places, open_servers)
@@ -105,35 +98,16 @@ class Placement(Prices):
     def _all(self, waiting: Waiting, servers: Group) -> list[Place]:
         return [place for server in servers for place in self.places(waiting, server)]
 
-    def _open(self, serving: Group) -> Group:
-        known = self._opened.get(serving.numbers)
-        if known is None:
-            known = self._opened[serving.numbers] = self._find_open(serving)
-        return known
-
-    def _find_open(self, serving: Group) -> Group:
-        shut = [server for server in self._restless(serving) if self._closed(server) is not None]
-        if not shut and not self.closed:
-            return serving
-        return Group([server for server in serving if self._closed(server) is None])
-
-    def _restless(self, group: Group) -> list[Server]:
-        return [server for server in self.fleet.restless() if server in group]
-
-    def _closed(self, server: Server) -> HoldReason | None:
-        if server.slots.choosing(self.now):
-            return HoldReason.SETTLING
-        if server.slots.stale(self.now) and not server.slots.unpinned_because(self.now):
-            return HoldReason.LOOKING
-        return self.closed.get(server.slots.name)
-
     # 2. several slots, or the client's own
 
     def _spread(self, ticket: Ticket, serving: Group) -> Decision:
         for server in serving:
             slots = server.slots
             need = ticket.n_seqs if ticket.n_seqs <= len(slots.slots) else 1
-            if self._closed(server) is None and sum(slot.idle and not slot.promised for slot in slots.slots) >= need:
+            if (
+                self.closed_because(server) is None
+                and sum(slot.idle and not slot.promised for slot in slots.slots) >= need
+            ):
                 if not slots.observed or slots.pins_confirmed(self.now):
                     return Spread(server, need)
                 return Hold(HoldReason.UNCONFIRMED_PINS)
@@ -148,7 +122,7 @@ class Placement(Prices):
         return None
 
     def _at_client_slot(self, ticket: Ticket, server: Server, slot: Slot) -> Decision:
-        closed = self._closed(server)
+        closed = self.closed_because(server)
         if closed is not None:
             return Hold(closed)
         if not slot.idle or slot.promised not in (None, ticket.id):
@@ -161,88 +135,13 @@ class Placement(Prices):
         hold = self.fleet.prepared(ticket, serving)
         if hold is not None:
             return hold
-        for server in self._restless(serving):
-            closed = self._closed(server)
+        for server in self.restless_of(serving):
+            closed = self.closed_because(server)
             if closed is not None and any(self.usable(ticket, server)):
                 return Hold(closed)
             if closed is None and server.slots.has(SlotState.FOREIGN) and server.slots.pins_confirmed(self.now):
                 return Spread(server, 1)
         return Hold(HoldReason.NO_SLOT)
-
-    # 4. and 5. what others evaluate already
-
-    def _held(self, waiting: Waiting, servers: Group, best: Place) -> Hold | None:
-        ticket = waiting.ticket
-        deep = self.sharing(ticket, best.cached + self.least_worth())
-        if deep is None or self.fleet.census.promised_to(ticket.id):
-            for server in servers:
-                hold = self.fleet.prepared(ticket, Group([server]))
-                if hold is None and ticket.reuse:
-                    found = under_way(server, self.policy)
-                    hold = next((one.hold for one in found if one.has_more(self, ticket, best.cached)), None)
-                if hold is not None:
-                    return hold
-        elif ticket.reuse:
-            hold = self._held_by_others(ticket, servers, best.cached)
-            if hold is not None:
-                return hold
-        return self._patience(waiting, servers, best, deep)
-
-    def _held_cold(self, waiting: Waiting, servers: Group) -> Hold | None:
-        """4. of a ticket whose prompt no idle slot and no snapshot beside one shares anything with, in a large fleet:
-        whatever the cheapest place is, nothing of it is cached there."""
-        ticket, index = waiting.ticket, self.index
-        if index is None or index.odd or not ticket.reuse or waiting.plain is Reason.HOLD_EXPIRED:
-            return None
-        for blocks, node in self.path(ticket):
-            if blocks and (node.idle or not index.open.isdisjoint(node.saved)):
-                return None
-        if self.policy.side_slots or index.open.isdisjoint(servers.numbers):
-            return None
-        return None if self.fleet.census.promised_to(ticket.id) else self._held_by_others(ticket, servers, 0)
-
-    def _held_by_others(self, ticket: Ticket, servers: Group, cached: int) -> Hold | None:
-        """4. in a large fleet, for a ticket that nothing is prepared for."""
-        hashes = ticket.chain.hashes
-        if not hashes:
-            return None
-        known = self._under_way.get(hashes[0])
-        if known is None:
-            known = self._under_way[hashes[0]] = alike(self.fleet, self.path(ticket), hashes[0], self.policy)
-        need = blocks_for(ticket, cached + self.least_worth())
-        last = hashes[need - 1] if need <= len(hashes) else None
-        for one in known:
-            if (one.is_root or one.block(need) == last is not None) and one.server in servers:
-                if one.has_more(self, ticket, cached):
-                    return one.hold
-        return None
-
-    def _patience(self, waiting: Waiting, servers: Group, best: Place, deep: Sequence[Slot] | None) -> Hold | None:
-        """5. A busy slot holds so much of it that waiting is cheaper; not for longer than the first estimate said.
-        Where one cache serves all, nothing has to be waited for once it is evaluated."""
-        if waiting.patience is not None and self.now >= waiting.patience:
-            return None
-        cheapest: tuple[float, Slot, float] | None = None
-        for server in servers if deep is None else by_server(self.fleet, deep, servers):
-            rate, can_fork = server.rate(self.policy), self.can_fork(server)
-            if server.slots.facts.capabilities.shared_cache:
-                continue
-            for slot in in_state(server, SlotState.LEASED, deep):
-                reused, _ = self.reuse(waiting.ticket, server, slot.held)
-                if not self.worth(server, reused - best.cached):
-                    continue
-                wait_s = server.slots.remaining_s(slot, rate, self.now)
-                if not can_fork:
-                    # it cannot be copied: those ahead who wait for the same slot go first
-                    wait_s += self.bound_for.get(slot.id, 0) * server.slots.answer_s
-                cost_s = wait_s + (waiting.ticket.n_tokens - reused) / rate
-                if cheapest is None or cost_s < cheapest[0]:
-                    cheapest = cost_s, slot, wait_s
-        if cheapest is None or cheapest[0] + self.policy.root_threshold_s >= best.cost_s:
-            return None
-        _, slot, wait_s = cheapest
-        self.bound_for[slot.id] = self.bound_for.get(slot.id, 0) + 1
-        return Hold(HoldReason.SLOT_WAIT, waiting.patience or self.now + WAIT_SLACK * wait_s)
 
     # 6. cold roots
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 
 from prefixproxy.prefix import BLOCK_ENDS, PrefixChain, bytes_of
 from prefixproxy.routing import serving
-from prefixproxy.schedule.roots import Root, RootTable
+from prefixproxy.schedule.roots import Gathering, Root, RootTable
 from prefixproxy.schedule.slot import Held, Slot
 from prefixproxy.schedule.slots import Upstream
 from prefixproxy.schedule.types import HoldReason, Policy, Reason, Ticket
@@ -45,10 +45,61 @@ class Server:
         return self.roots.off_because or self.slots.unpinned_because(now)
 
 
+class Group:
+    """Some of the upstreams, in order."""
+
+    __slots__ = ("numbers", "servers")
+
+    def __init__(self, servers: Sequence[Server]) -> None:
+        self.servers = servers
+        self.numbers = frozenset(server.slots.number for server in servers)
+
+    def __iter__(self) -> Iterator[Server]:
+        return iter(self.servers)
+
+    def __len__(self) -> int:
+        return len(self.servers)
+
+    def __contains__(self, server: Server) -> bool:
+        return server.slots.number in self.numbers
+
+
+@dataclass(slots=True)
+class Standing:
+    """Why a hold stands whatever becomes of other prompts: as long as the `terms` are the same (`Fleet.terms`), one of
+    the `servers` that are open has a slot that anybody may have, none of `without` has (upstreams with a better
+    snapshot, and no slot for it), and nothing that was `seen` last of prompts with its `first` block (`Changes`), or
+    was `measured`, has changed that. `what` it waits for is on `server`, in that `turn` of a slot, and has `more`
+    tokens of the ticket than the cheapest place can have, which has from `least` to `most`. `rates`: of upstreams, with
+    what slots keep there, and the `highest` of all. `best`: the cheapest place, if it has some of the ticket. `rest_s`:
+    to evaluate what is not in the busy slot it waits for; `least_s`: no place is cheaper."""
+
+    terms: tuple[object, ...]
+    first: int
+    seen: int
+    measured: int
+    servers: Group
+    without: frozenset[int]
+    server: Server
+    what: Root | Slot | Gathering
+    turn: int
+    least: int
+    most: int
+    more: int
+    rates: tuple[tuple[Server, float, float | None], ...]
+    highest: float
+    best: Slot | None
+    rest_s: float | None = None
+    least_s: float = 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class Hold:
+    """`standing`: it need not be looked at again before that falls."""
+
     reason: HoldReason
     until: float | None = None
+    standing: Standing | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from itertools import count
 
 from prefixproxy.prefix import PrefixChain
 from prefixproxy.schedule.counts import PrefixCounts
+from prefixproxy.schedule.plan import Hold
 from prefixproxy.schedule.turns import Accounts, Charge, is_batch, share_of
 from prefixproxy.schedule.types import HoldReason, Policy, Reason, Ticket
 from prefixproxy.types import Priority, TicketId
+
+_FEW = 64
 
 
 @dataclass(slots=True, eq=False)
@@ -19,7 +24,8 @@ class Waiting:
     found. `overtaken`: how often a later one that had more use for a slot went first; `passed`: how many later ones of
     its tenant were granted before it. `gathered`: lanes that share its root were waited for. `plain`: no root is warmed
     for it any more, and why. `patience`: until when it may wait for a busy slot that holds its prefix. `decided`: the
-    state of all upstreams that `hold` was found in."""
+    state of all upstreams that `hold` was found in; `standing`: what it was held for when it was last looked at.
+    `gone`: it waits no more."""
 
     ticket: Ticket
     seq: int
@@ -32,11 +38,26 @@ class Waiting:
     plain: Reason | None = None
     patience: float | None = None
     decided: tuple[object, ...] | None = None
+    standing: Hold | None = None
+    gone: bool = False
 
     def stands(self, state: tuple[object, ...], now: float) -> bool:
         """Whether what the last look at it found still holds."""
         over = self.until is not None and self.until <= now
         return self.decided == state and not over and self.hold is not HoldReason.OVERTAKEN
+
+    def again(self, state: tuple[object, ...]) -> None:
+        """It is still held for the same, in this state too."""
+        if self.standing is not None:
+            self.hold, self.until, self.decided = self.standing.reason, self.standing.until, state
+
+    def take(self, hold: Hold) -> None:
+        """It is held."""
+        self.standing, self.hold, self.until = hold, hold.reason, hold.until
+        if hold.reason is HoldReason.SLOT_WAIT and self.patience is None:
+            self.patience = hold.until
+        self.overtaken += hold.reason is HoldReason.OVERTAKEN
+        self.gathered |= hold.reason is HoldReason.GATHERING
 
 
 class Queue:
@@ -49,6 +70,11 @@ class Queue:
         self._accounts = Accounts()
         self._line: tuple[Policy, list[Waiting]] | None = None
         self._seq = 0
+        self._deadlines: list[tuple[float, int, Waiting]] = []
+        self._pushed = count()
+        self._served_in = -1
+        self.unserved: dict[TicketId, Waiting] = {}
+        """Of whom it is not known that an upstream serves them (see `serve`)."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -63,7 +89,9 @@ class Queue:
         """Append. `cost`: tokens it is expected to evaluate (None: all of it)."""
         self._accounts.join(ticket, (waiting.ticket for waiting in self))
         self._seq += 1
-        self._waiting[ticket.id] = Waiting(ticket, self._seq, ticket.n_tokens if cost is None else cost)
+        waiting = Waiting(ticket, self._seq, ticket.n_tokens if cost is None else cost)
+        self._waiting[ticket.id] = self.unserved[ticket.id] = waiting
+        self._expect(waiting)
         self.counts.add(_shared(ticket))
         self._line = None
 
@@ -73,16 +101,47 @@ class Queue:
         if waiting is not None:
             self.counts.remove(_shared(waiting.ticket))
             self.counts.add(_shared(ticket))
-            waiting.ticket, waiting.decided = ticket, None
+            waiting.ticket, waiting.decided, waiting.standing = ticket, None, None
             waiting.cost = ticket.n_tokens if cost is None else cost
+            self.unserved[ticket.id] = waiting
+            self._expect(waiting)
             self._line = None
 
     def pop(self, ticket: TicketId) -> Waiting | None:
         waiting = self._waiting.pop(ticket, None)
         if waiting is not None:
             self.counts.remove(_shared(waiting.ticket))
-            self._line = None
+            self.unserved.pop(ticket, None)
+            waiting.gone, self._line = True, None
         return waiting
+
+    def serve(self, epoch: int) -> None:
+        """Another epoch: other upstreams are up."""
+        if epoch != self._served_in:
+            self._served_in, self.unserved = epoch, dict(self._waiting)
+
+    def _expect(self, waiting: Waiting) -> None:
+        """Its deadline; those of tickets that are gone are dropped now and then."""
+        if len(self._deadlines) > 2 * len(self._waiting) + _FEW:
+            self._deadlines = [each for each in self._deadlines if not each[2].gone]
+            heapify(self._deadlines)
+        heappush(self._deadlines, (waiting.ticket.deadline, next(self._pushed), waiting))
+
+    def first_deadline(self) -> float | None:
+        deadlines = self._deadlines
+        while deadlines and (deadlines[0][2].gone or deadlines[0][2].ticket.deadline != deadlines[0][0]):
+            heappop(deadlines)
+        return deadlines[0][0] if deadlines else None
+
+    def late(self, now: float) -> list[Waiting]:
+        """Those whose deadline is over, in the order in which they came."""
+        first = self.first_deadline()
+        return [] if first is None or first > now else [w for w in self if w.ticket.deadline <= now]
+
+    def next_until(self, now: float) -> float | None:
+        """When the first of them is to be looked at again."""
+        untils = (waiting.until for waiting in self)
+        return min((until for until in untils if until is not None and until > now), default=None)
 
     def granted(self, ticket: Ticket, tokens: int, policy: Policy) -> Charge:
         """It leaves the queue for a slot, and will evaluate about so many tokens."""
@@ -111,7 +170,7 @@ class Queue:
         half = len(chain.hashes) // 2
         for waiting in self:
             if waiting.hold is HoldReason.WARMING and waiting.ticket.chain.common_blocks(chain) > half:
-                waiting.plain = why
+                waiting.plain, waiting.standing = why, None
 
     def depth(self) -> dict[Priority, int]:
         out = dict.fromkeys(Priority, 0)

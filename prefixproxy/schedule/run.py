@@ -59,6 +59,8 @@ class Running:
         self.server.slots.touch()
         for slot in self.slots:
             slot.started, slot.first_token_at = True, self.first_token_at
+            if first_token:
+                self.server.slots.census.note(slot)
 
     def settle_in(self, slots: Sequence[Slot], now: float) -> None:
         """The server chose these slots for it."""

@@ -35,7 +35,7 @@ from prefixproxy.schedule.plan import (
     WarmFirst,
 )
 from prefixproxy.schedule.queue import Queue, Waiting
-from prefixproxy.schedule.roots import Gathering, Root, fingerprint
+from prefixproxy.schedule.roots import Root, fingerprint
 from prefixproxy.schedule.run import Running, end, judge, learn, lease, settle
 from prefixproxy.schedule.slot import Slot, Work
 from prefixproxy.schedule.types import (
@@ -261,13 +261,15 @@ class Scheduler:
         return effects
 
     def _expire(self, now: float) -> list[Effect]:
-        gone = self._fleet.lost_at() + self._policy.reconnect_s
-        rejects: list[Effect] = []
-        for waiting in list(self._queue):
-            if waiting.ticket.deadline <= now:
-                rejects.append(self._reject(waiting.ticket.id, RejectReason.QUEUE_TIMEOUT))
-            elif now >= gone and not self._fleet.serving(waiting.ticket):
-                rejects.append(self._reject(waiting.ticket.id, RejectReason.UPSTREAM_UNAVAILABLE))
+        queue, gone = self._queue, self._fleet.lost_at() + self._policy.reconnect_s
+        queue.serve(self._fleet.epoch)
+        late = queue.late(now)
+        rejects: list[Effect] = [self._reject(waiting.ticket.id, RejectReason.QUEUE_TIMEOUT) for waiting in late]
+        for id_, waiting in list(queue.unserved.items()):
+            if self._fleet.serving(waiting.ticket):
+                del queue.unserved[id_]
+            elif now >= gone:
+                rejects.append(self._reject(id_, RejectReason.UPSTREAM_UNAVAILABLE))
         return rejects
 
     def _reject(self, ticket: TicketId, reason: RejectReason) -> Reject:
@@ -285,18 +287,21 @@ class Scheduler:
         place = Placement(fleet, line, self._queue.counts, self._policy, now, fleet.busy(len(self._running)))
         for place.yielding in (True, False):
             place.bound_for.clear()
-            state, idle = fleet.state(self._policy, now), fleet.any_open()
+            state, idle = place.see(), fleet.any_open()
             for waiting in line:
-                if self._queue.get(waiting.ticket.id) is not waiting or waiting.stands(state, now):
+                if waiting.gone or waiting.stands(state, now):
                     continue
                 if servers and not idle:
                     waiting.hold, waiting.until = HoldReason.NO_SLOT, None
+                    continue
+                if place.stands(waiting):
+                    waiting.again(state)
                     continue
                 found = self._carry_out(place, waiting, now)
                 effects += found
                 if found:
                     place.changed()
-                    state, idle = fleet.state(self._policy, now), fleet.any_open()
+                    state, idle = place.see(), fleet.any_open()
                 waiting.decided = state
             if not any(waiting.hold is HoldReason.OVERTAKEN for waiting in self._queue):
                 break
@@ -304,20 +309,15 @@ class Scheduler:
 
     def _carry_out(self, place: Placement, waiting: Waiting, now: float) -> list[Effect]:
         decision = place.decide(waiting)
-        waiting.until = None
+        waiting.until = waiting.standing = None
         match decision:
             case Hold():
-                waiting.hold, waiting.until = decision.reason, decision.until
-                if decision.reason is HoldReason.SLOT_WAIT and waiting.patience is None:
-                    waiting.patience = decision.until
-                waiting.overtaken += decision.reason is HoldReason.OVERTAKEN
-                waiting.gathered |= decision.reason is HoldReason.GATHERING
+                waiting.take(decision)
                 return []
             case Gather():
                 waiting.hold, waiting.until = HoldReason.GATHERING, now + self._policy.gather_s
                 waiting.gathered = True
-                decision.server.roots.gatherings.append(Gathering(decision.chain, waiting.until))
-                decision.server.slots.stir()
+                work.gather(decision.server, decision.chain, waiting.until)
                 return []
             case WarmFirst():
                 waiting.hold, waiting.until = HoldReason.WARMING, now + self._policy.max_warm_s

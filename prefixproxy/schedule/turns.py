@@ -85,7 +85,7 @@ class Accounts:
 
     def order(self, line: Iterable[T], policy: Policy) -> list[T]:
         """Everybody, first to be served first: interactive before batch, always. Policy "fifo": then by arrival."""
-        arrived = sorted(line, key=lambda turn: (is_batch(turn), turn.seq))
+        arrived = [turn for *_, turn in sorted((is_batch(turn), turn.seq, turn) for turn in line)]
         if policy.policy == "fifo":
             return arrived
         tenants: dict[str, list[T]] = {}
@@ -100,7 +100,7 @@ class Accounts:
             for turn, cost in turns:
                 starts.append((is_batch(turn), start, turn.seq, turn))
                 start += cost / weight
-        return [turn for *_, turn in sorted(starts, key=lambda each: each[:3])]
+        return [turn for *_, turn in sorted(starts)]
 
     def _families_in_turn(self, tenant: str, turns: Sequence[T], policy: Policy) -> list[tuple[T, int]]:
         """One tenant's tickets with what each is expected to cost: a head is paid by the first that waits for it."""
@@ -114,7 +114,7 @@ class Accounts:
             spent[family] = before + cost
             place = -1.0 if turn.passed >= policy.max_passed else before // policy.family_quantum
             rounds.append((is_batch(turn), place, turn.seq, turn, cost))
-        return [(turn, cost) for *_, turn, cost in sorted(rounds, key=lambda each: each[:3])]
+        return [(turn, cost) for *_, turn, cost in sorted(rounds)]
 
 
 K = TypeVar("K")

@@ -91,10 +91,9 @@ def _upstream(server: Server, policy: Policy, now: float) -> UpstreamView:
 
 def wakes(servers: Iterable[Server], queue: Queue, policy: Policy, now: float) -> Iterator[float]:
     """Every moment at which time alone changes something."""
-    for waiting in queue:
-        yield waiting.ticket.deadline
-        if waiting.until is not None:
-            yield waiting.until
+    for time in (queue.first_deadline(), queue.next_until(now)):
+        if time is not None:
+            yield time
     for server in servers:
         if len(queue):
             yield server.lost_at + policy.reconnect_s

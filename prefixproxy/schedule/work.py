@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from prefixproxy.prefix import PrefixChain
 from prefixproxy.schedule.plan import SaveFirst, Server, WarmFirst, tokens_of
 from prefixproxy.schedule.rates import mixed
-from prefixproxy.schedule.roots import RETRY_S, Root, RootState
+from prefixproxy.schedule.roots import RETRY_S, Gathering, Root, RootState
 from prefixproxy.schedule.slot import Held, Slot, Work
 from prefixproxy.schedule.types import Drop, Effect, Policy, Restore, Save, Ticket, Warm, WarmResult
 from prefixproxy.types import RootId, SlotId, SlotState
@@ -19,17 +20,29 @@ MAX_RENDERED = 8
 """Tickets named in a Warm; the edge renders the first few."""
 
 
+def _enter(server: Server, root: Root, state: RootState) -> None:
+    server.roots.enter(root, state)
+    server.slots.census.note_root(server.slots.number, root.chain)
+
+
 def promise(server: Server, slot: Slot, ticket: Ticket | None) -> None:
     """The slot is prepared for this ticket, and counts as its tenant's."""
     server.slots.census.promise(slot, None if ticket is None else ticket.id)
     slot.tenant = "" if ticket is None else ticket.tenant
 
 
+def gather(server: Server, chain: PrefixChain, until: float) -> None:
+    """Lanes that share this are waited for."""
+    server.roots.gatherings.append(Gathering(chain, until))
+    server.slots.stir()
+    server.slots.census.note_root(server.slots.number, chain)
+
+
 def start_warm(server: Server, plan: WarmFirst, policy: Policy, now: float) -> list[Effect]:
     """Reserve the slot, promise it to the leader, and warm."""
     leader, slot = plan.leader, plan.slot
     root = server.roots.obtain(plan.chain, leader.family, tokens_of(leader, len(plan.chain.hashes)), now)
-    server.roots.enter(root, RootState.WARMING)
+    _enter(server, root, RootState.WARMING)
     root.until, root.leader = now + policy.max_warm_s, leader.chain
     server.roots.end_gathering(root.chain)
     server.slots.reserve(slot, Work.WARM, root.id, root.until, now)
@@ -68,21 +81,21 @@ def start_save(server: Server, plan: SaveFirst, policy: Policy, now: float) -> l
 def _save(server: Server, root: Root, slot: Slot, policy: Policy, now: float) -> list[Effect]:
     if server.slots.choosing(now):
         # an unpinned request may be taking this very slot now that it is idle; who needs the root can save it later
-        server.roots.enter(root, RootState.COLD)
+        _enter(server, root, RootState.COLD)
         server.slots.free(slot, now)
         return []
     n_bytes = int(slot.held.tokens * (server.slots.rates.bytes_per_token or 0.0))
     dropped = drop(server, root) if root.file else []
     room = server.roots.room_for(root, n_bytes, policy, now)
     if room is None or server.snapshots_off_because(policy, now):
-        server.roots.enter(root, RootState.READY)
+        _enter(server, root, RootState.READY)
         root.retry_at = now + RETRY_S
         server.slots.free(slot, now)
         return dropped
     root.file, victims = room
     for victim in victims:
         drop(server, victim)  # its file is overwritten or left: no Drop, the pool's names come back
-    server.roots.enter(root, RootState.SAVING)
+    _enter(server, root, RootState.SAVING)
     root.until, root.n_bytes = now + policy.max_copy_s, n_bytes
     server.slots.reserve(slot, Work.SAVE, root.id, root.until, now)
     return [*dropped, Save(root.id, slot.id, root.file)]
@@ -91,7 +104,7 @@ def _save(server: Server, root: Root, slot: Slot, policy: Policy, now: float) ->
 def saved(server: Server, root: Root, slot: Slot, n_bytes: int, seconds: float, now: float) -> list[Effect]:
     """The snapshot is written."""
     server.slots.rates.learn_save(n_bytes, seconds)
-    server.roots.enter(root, RootState.READY)
+    _enter(server, root, RootState.READY)
     root.snapshot, root.n_bytes, root.saved_from = slot.held, n_bytes, slot.id
     server.slots.add_saved(slot.held.chain, root.id, root.chain)
     effects = [effect for old in server.roots.superseded(root) for effect in drop(server, old)] if root.parked else []
@@ -147,11 +160,11 @@ def failed(server: Server, root: Root, slot: Slot, now: float) -> list[Effect]:
     server.slots.drain(slot, now)
     match work:
         case Work.WARM:
-            server.roots.enter(root, RootState.COLD)
+            _enter(server, root, RootState.COLD)
             root.retry_at = now + RETRY_S
             return []
         case Work.SAVE:
-            server.roots.enter(root, RootState.COLD)
+            _enter(server, root, RootState.COLD)
             root.file, root.n_bytes, root.retry_at = "", 0, now + RETRY_S
             server.roots.judge(root, delivered=False)
             return []
@@ -196,7 +209,7 @@ def reset(server: Server) -> None:
     for root in server.roots.roots.values():
         root.restoring = 0
         if root.running or root.snapshot is None:
-            server.roots.enter(root, RootState.COLD)
+            _enter(server, root, RootState.COLD)
             root.file, root.n_bytes = "", 0
     recount(server)
 

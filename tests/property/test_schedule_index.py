@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import exp2, isclose
+from typing import Any
+from unittest.mock import ANY
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -19,9 +22,15 @@ from prefixproxy.schedule.cheapest import cheapest_places
 from prefixproxy.schedule.fleet import Fleet
 from prefixproxy.schedule.index import Index, Shelf
 from prefixproxy.schedule.park import is_parked
+from prefixproxy.schedule.place import Placement
+from prefixproxy.schedule.plan import Decision, Group, Hold, Server, Standing
+from prefixproxy.schedule.queue import Waiting
 from prefixproxy.schedule.scheduler import Scheduler
-from prefixproxy.schedule.slots import Upstream
+from prefixproxy.schedule.slot import Slot
+from prefixproxy.schedule.slots import REUSE_CHANCE, REUSE_HALF_LIFE_S, VALUED_RATE, Upstream
+from prefixproxy.schedule.tree import Row
 from prefixproxy.schedule.types import Effect, Policy, Ticket
+from prefixproxy.schedule.waits import Waits
 from prefixproxy.simulate.run import Request, Simulation
 from prefixproxy.simulate.synthetic import Workload, synthetic
 from prefixproxy.simulate.text import BYTES_PER_TOKEN
@@ -89,6 +98,19 @@ def check_index(scheduler: Scheduler) -> None:
             if row.idle:
                 assert row.deep == server.slots.counts.deepest(slot.held.chain, holders=2)
                 assert row.parked == is_parked(server, slot)
+                check_keys(server, slot, row)
+
+
+def check_keys(server: Server, slot: Slot, row: Row) -> None:
+    """At each node the key says what a prompt that shares so much with the slot destroys there."""
+    now = slot.last_used
+    for node in row.node.up():
+        if node.parent is None and not slot.held.tokens:
+            continue  # such slots are kept apart
+        nothing = row.parked or node.end == len(row.blocks)  # or hardly anything: whatever ends there has all of it
+        lost_s = 0.0 if nothing else server.slots.lost_s(slot, node.end, VALUED_RATE, now)
+        known_s = exp2(node.idle[slot.number] - now / REUSE_HALF_LIFE_S) * REUSE_CHANCE / VALUED_RATE
+        assert isclose(known_s, lost_s, rel_tol=1e-6, abs_tol=1e-9), (slot, node.end)
 
 
 def play(load: Load, fleet: Fleet, n: int) -> list[tuple[float, Effect]]:
@@ -144,12 +166,72 @@ def check(load: Load, n: int = 60) -> None:
 def check_all(loads: Sequence[Load], n: int) -> None:
     for load in loads:
         check(load, n)
+        check_holds(load, n)
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(LOADS)
 def test_a_load_is_served_the_same(load: Load) -> None:
     check(load)
+
+
+def check_holds(load: Load, n: int) -> None:
+    """Whoever is held without a look is held for the very reason a whole look finds."""
+    stands, held_anyway = Waits.stands, Waits.held_anyway
+
+    def compare(place: Waits, waiting: Waiting, hold: Hold) -> None:
+        assert isinstance(place, Placement)
+        bound_for = dict(place.bound_for)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Waits, "held_anyway", lambda waits, waiting, servers: None)
+            found = place._decide(waiting)
+        place.bound_for.clear()
+        place.bound_for.update(bound_for)
+        assert isinstance(found, Hold)
+        assert (found.reason, found.until) == (hold.reason, hold.until)
+
+    def compared_stands(place: Waits, waiting: Waiting) -> bool:
+        if not stands(place, waiting):
+            return False
+        assert waiting.standing is not None
+        compare(place, waiting, waiting.standing)
+        return True
+
+    def compared_anyway(place: Waits, waiting: Waiting, servers: Group) -> Hold | None:
+        hold = held_anyway(place, waiting, servers)
+        if hold is not None:
+            compare(place, waiting, hold)
+        return hold
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Waits, "stands", compared_stands)
+        patch.setattr(Waits, "held_anyway", compared_anyway)
+        play(load, Fleet(few_slots=0), n)
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@given(LOADS)
+def test_a_hold_stands_as_long_as_a_look_finds_it(load: Load) -> None:
+    check_holds(load, 80)
+
+
+def test_most_holds_stand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the looks at those who wait on many servers, few are whole ones."""
+    whole, stood = [], []
+    decide, stands = Placement.decide, Waits.stands
+
+    def counting(place: Placement, waiting: Waiting) -> Decision:
+        whole.append(waiting.decided is not None)
+        return decide(place, waiting)
+
+    def standing(place: Waits, waiting: Waiting) -> bool:
+        stood.append(stands(place, waiting))
+        return stood[-1]
+
+    monkeypatch.setattr(Placement, "decide", counting)
+    monkeypatch.setattr(Waits, "stands", standing)
+    play(Load("mixed", 3, 4, 12, 6.0, 800.0, 50_000), Fleet(few_slots=0), 600)
+    assert sum(stood) > 2 * sum(whole) > 0
 
 
 class Twin:
@@ -201,6 +283,44 @@ def bypasses_the_ram_cache(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(schedule_cheapest._Search, "bypasses", lambda search, server: False)
 
 
+def ignores_what_is_shared(patch: pytest.MonkeyPatch) -> None:
+    key = Row.key
+    patch.setattr(Row, "key", lambda row, end: key(row, 0) if end < len(row.blocks) else key(row, end))
+
+
+def ignores_what_others_hold(patch: pytest.MonkeyPatch) -> None:
+    key = Row.key
+    patch.setattr(Row, "key", lambda row, end: key(replace(row, deep=0), end))
+
+
+def holds_whatever_changes(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Waits, "_is_harmless", lambda waits, change, why, ticket: True)
+
+
+def takes_any_lease_for_that_one(patch: pytest.MonkeyPatch) -> None:
+    why = Waits._why
+
+    def of_now(waits: Waits, *arguments: Any) -> Standing:
+        found = why(waits, *arguments)
+        found.turn = ANY
+        return found
+
+    patch.setattr(Waits, "_why", of_now)
+
+
+def forgets_what_it_waits_for(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Waits, "_still", lambda waits, why, ticket: True)
+
+
+def overlooks_copies_elsewhere(patch: pytest.MonkeyPatch) -> None:
+    at_most = Waits._at_most
+    patch.setattr(Waits, "_at_most", lambda waits, ticket: (at_most(waits, ticket)[0], frozenset()))
+
+
+def takes_no_place_for_cheaper(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Waits, "_at_most", lambda waits, ticket: (0, frozenset()))
+
+
 def does_not_follow_slots(patch: pytest.MonkeyPatch) -> None:
     put = Shelf.put
     patch.setattr(Shelf, "put", lambda shelf, row: put(shelf, row) if row.slot.number not in shelf.keys else None)
@@ -210,7 +330,7 @@ def measures_once(patch: pytest.MonkeyPatch) -> None:
     measure = Index._measure
 
     def once(index: Index, number: int) -> None:
-        if number not in index._rates:
+        if number not in index._measures:
             measure(index, number)
 
     patch.setattr(Index, "_measure", once)
@@ -233,6 +353,13 @@ PLANTED = [
     copies_nowhere,
     overlooks_blank_slots,
     bypasses_the_ram_cache,
+    ignores_what_is_shared,
+    ignores_what_others_hold,
+    holds_whatever_changes,
+    takes_any_lease_for_that_one,
+    forgets_what_it_waits_for,
+    overlooks_copies_elsewhere,
+    takes_no_place_for_cheaper,
     does_not_follow_slots,
     measures_once,
 ]
