@@ -104,6 +104,36 @@ def test_kubectl_puts_the_manifests_together() -> None:
     assert sorted(made) == sorted(kind for kind, objects in manifests().items() for _ in objects)
 
 
+def test_compose_takes_the_file() -> None:
+    """By the compose specification: every key, duration, port and mount."""
+    specification = pytest.importorskip("compose_spec")
+    text = re.sub(r"\$\{\w+(?::-([^}]*)|[^}]*)\}", lambda found: found.group(1) or "/x", COMPOSE.read_text())
+    made = specification.PyCompose.from_yaml(text)
+    made.validate()
+    assert set(made.service_names()) == set(compose())
+    with pytest.raises(ValueError, match="read_onli"):
+        specification.PyCompose.from_yaml(text.replace("read_only:", "read_onli:", 1))
+    for name, service in compose().items():
+        assert set(service.get("depends_on", ())) <= set(compose()), name
+        named = {mount.split(":")[0] for mount in service.get("volumes", ()) if re.match(r"\w", mount)}
+        assert named <= set(yaml.safe_load(COMPOSE.read_text(encoding="utf-8"))["volumes"]), name
+
+
+def test_kubernetes_takes_every_manifest_of_its_own() -> None:
+    """By the published schemas, unknown keys refused. A ServiceMonitor is the Prometheus operator's."""
+    schemas = pytest.importorskip("kubernetes_validate")
+    checked = [each for kind, objects in manifests().items() if kind != "ServiceMonitor" for each in objects]
+    assert checked
+    for each in checked:
+        if each["kind"] == "Deployment":  # kustomize writes both
+            each["spec"]["selector"] = {"matchLabels": {}}
+        schemas.validate(each, schemas.latest_version(), strict=True)
+    deployment = next(each for each in checked if each["kind"] == "Deployment")
+    deployment["spec"]["template"]["spec"]["containerz"] = []
+    with pytest.raises(schemas.ValidationError, match="containerz"):
+        schemas.validate(deployment, schemas.latest_version(), strict=True)
+
+
 def manifests() -> dict[str, list[dict[str, Any]]]:
     """Kubernetes objects by kind, of all files that the kustomization lists."""
     listed = yaml.safe_load((KUBERNETES / "kustomization.yaml").read_text(encoding="utf-8"))["resources"]
