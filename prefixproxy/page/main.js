@@ -2,6 +2,7 @@
 
 const POLL_MS = 1000;
 const SLOWEST_RETRY_MS = 5000;
+const SLOWEST_DRAWING_MS = 400;
 const EVERY_MS = { timeline: 60, list: 400, charts: 1000 };
 if (matchMedia('(prefers-reduced-motion: reduce)').matches) EVERY_MS.timeline = 1000;
 
@@ -19,8 +20,11 @@ function frame(now) {
   requestAnimationFrame(frame); // first, so that a mistake in one drawing does not end all of them
   listChanged = absorb() || listChanged;
   if (now >= due.timeline) {
-    due.timeline = now + Math.max(EVERY_MS.timeline, timeline.pixelMs);
+    const began = performance.now();
     drawTimeline();
+    // Thousands of bars take their time: about a tenth of it all is theirs, so that the rest answers at once.
+    const cost = Math.min(SLOWEST_DRAWING_MS, 10 * (performance.now() - began));
+    due.timeline = now + Math.max(EVERY_MS.timeline, Math.min(SLOWEST_DRAWING_MS, timeline.pixelMs), cost);
   }
   if (listChanged && !list.frozen && now >= due.list) {
     due.list = now + EVERY_MS.list;
