@@ -140,7 +140,7 @@ def explain(
     return {
         "prompt_tokens": record.prompt_tokens,
         "prompt_bytes": strip.n_bytes if strip else None,
-        "tokens_are": "estimated from bytes" if record.prompt_tokens is not None else "unknown",
+        "tokens_are": _tokens_are(record, strip),
         "strip": _strip(record, strip, strips.text(record.id)) if strip else [],
         "resident": _resident(record, strip),
         "reusable_tokens": _reusable(record, difference, strip, strips),
@@ -156,6 +156,18 @@ def tokens_before(offset: int, n_bytes: int, prompt_tokens: int) -> int:
     return round(prompt_tokens * offset / n_bytes) if n_bytes else 0
 
 
+def _several(record: RequestRecord, strip: Strip) -> bool:
+    """Whether the body holds several prompts: the server's counts are those of the last one then. /infill has one, of
+    a prefix and a suffix."""
+    return len(strip.labels) > 1 and strip.labels[-1].startswith("prompt[") and record.path != "/infill"
+
+
+def _tokens_are(record: RequestRecord, strip: Strip | None) -> str:
+    if record.prompt_tokens is None:
+        return "unknown"
+    return "those of the last prompt" if strip and _several(record, strip) else "estimated from bytes"
+
+
 def _strip(record: RequestRecord, strip: Strip, text: tuple[bytes, ...] | None) -> list[dict[str, Any]]:
     prompt, cached = record.prompt_tokens, record.cache_n
     answers = [i for i, label in enumerate(strip.labels) if label.startswith("assistant")]
@@ -164,7 +176,7 @@ def _strip(record: RequestRecord, strip: Strip, text: tuple[bytes, ...] | None) 
     for i, (label, start, end) in enumerate(strip.segments):
         part = "root" if end <= strip.head_bytes else "tail" if i >= newest else "history"
         one: dict[str, Any] = {"segment": label, "part": part, "bytes": end - start, "tokens": None, "cached": None}
-        if prompt is not None:
+        if prompt is not None and not _several(record, strip):
             first, last = (tokens_before(at, strip.n_bytes, prompt) for at in (start, end))
             one["tokens"] = last - first
             one["cached"] = None if cached is None else max(0, min(last, cached) - first)
@@ -177,7 +189,7 @@ def _strip(record: RequestRecord, strip: Strip, text: tuple[bytes, ...] | None) 
 def _resident(record: RequestRecord, strip: Strip | None) -> dict[str, Any] | None:
     """Where the resident prefix ended: the segment, and about how many bytes into it."""
     prompt, cached = record.prompt_tokens, record.cache_n
-    if prompt is None or cached is None or strip is None:
+    if prompt is None or cached is None or strip is None or _several(record, strip):
         return None
     at = round(strip.n_bytes * min(1.0, cached / max(1, prompt)))
     label, offset = _locate(strip, at)

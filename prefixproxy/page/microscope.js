@@ -58,7 +58,7 @@ function headline(record) {
 // Everything in shares of the prompt: tokens where the server reported them, else bytes.
 function stripSizes(record) {
   const { explain } = record;
-  const known = isNumber(record.prompt_tokens) && record.prompt_tokens > 0;
+  const known = isNumber(record.prompt_tokens) && record.prompt_tokens > 0 && explain.strip.every((one) => isNumber(one.tokens));
   const sizes = explain.strip.map((one) => (known ? one.tokens : one.bytes));
   return { known, sizes, all: known ? record.prompt_tokens : sizes.reduce((a, b) => a + b, 0) };
 }
@@ -142,7 +142,9 @@ const placeOf = (first) => `${first.segment}, ${first.exact ? '' : 'from '}byte 
 
 function stripLegend(record) {
   const items = [['held', 'the resident prefix held'], ['lost', 'known before, but not in the slot'], ['new', 'evaluated']];
-  const estimated = record.explain.tokens_are === 'estimated from bytes' ? [el('li', { text: 'segments in tokens, estimated from bytes' })] : [];
+  const told = { 'estimated from bytes': 'segments in tokens, estimated from bytes',
+    'those of the last prompt': 'segments in bytes; the token counts are those of the last prompt' }[record.explain.tokens_are];
+  const estimated = told ? [el('li', { text: told })] : [];
   return el('ul', { class: 'legend', 'aria-label': 'Legend' },
     ...items.map(([name, text]) => el('li', {}, el('span', { class: `swatch ${name}` }), text)), ...estimated);
 }

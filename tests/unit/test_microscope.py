@@ -296,3 +296,12 @@ def test_texts_of_which_one_leads_the_other_have_no_first_difference() -> None:
         strips.remember(name, strip, parts, b"{}")
     record = dataclasses.replace(RECORD, first_difference=FirstDifference("system[0]", 0, 1000))
     assert explained(record, strips)["first_difference"] is None
+
+
+@pytest.mark.parametrize(("path", "told"), [("/v1/completions", False), ("/completion", False), ("/infill", True)])
+def test_counts_of_the_last_of_several_prompts_are_not_spread_over_all(path: str, told: bool) -> None:
+    strip = Strip(("prompt[0]", "prompt[1]"), (1000, 2000), 0)
+    out = explained(dataclasses.replace(RECORD, path=path), strips_with(strip))
+    assert [one["tokens"] for one in out["strip"]] == ([500, 500] if told else [None, None])
+    assert (out["resident"] is not None) == told
+    assert out["tokens_are"] == ("estimated from bytes" if told else "those of the last prompt")
