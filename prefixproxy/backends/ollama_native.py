@@ -232,5 +232,6 @@ def _tool_name(given: Mapping[str, Any], messages: list[Any]) -> str:
     ident = given.get("tool_call_id")
     if given.get("name") or not ident:
         return str(given.get("name") or "")
-    calls = [call for each in reversed(messages) for call in each.get("tool_calls") or ()]
+    _check(all(isinstance(each, dict) and isinstance(each.get("tool_calls", []), list) for each in messages))
+    calls = [_call(call) for each in reversed(messages) for call in each.get("tool_calls", [])]
     return next((str(call["function"]["name"]) for call in calls if call.get("id") == ident), "")

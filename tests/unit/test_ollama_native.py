@@ -8,7 +8,7 @@ from typing import Any
 import ollama_openai
 import orjson
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from prefixproxy.backends.ollama_native import CHAT_PATH, COMPLETIONS_PATH, native_of
@@ -179,6 +179,7 @@ KEYS = sorted({key for more in (*CHATS, *UNKNOWN) for key in more} - {"messages"
     st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=3),
     st.sampled_from([*CHATS, {}]),
 )
+@example([{"role": "tool", "tool_call_id": "c1", "content": "3"}, "x"], {}, {})
 def test_any_body_is_either_the_same_request_or_left_alone(
     messages: list[Any], wild: dict[str, Any], known: dict[str, Any]
 ) -> None:
