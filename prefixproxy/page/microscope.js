@@ -51,8 +51,9 @@ function headline(record) {
   if (!isNumber(cost.saved_tokens) || !isNumber(cost.evaluated_tokens)) return 'The server did not report how much of this prompt was cached.';
   const took = isNumber(cost.seconds) ? `, which took ${cost.seconds_are === 'estimated' ? 'about ' : ''}${seconds(cost.seconds)}` : '';
   const saved = cost.saved_seconds >= 0.05 ? ` Reuse saved about ${seconds(cost.saved_seconds)}.` : '';
-  return `${count(cost.saved_tokens)} of ${count(record.prompt_tokens)} prompt tokens were in the slot; `
-    + `${count(cost.evaluated_tokens)} were evaluated${took}.${saved}`;
+  const last = record.explain.tokens_are === 'those of the last prompt' ? 'Of the last prompt, ' : '';
+  return `${last}${count(cost.saved_tokens)} of ${count(record.prompt_tokens)} prompt tokens were in the slot; `
+    + `${count(cost.evaluated_tokens)} ${cost.evaluated_tokens === 1 ? 'was' : 'were'} evaluated${took}.${saved}`;
 }
 
 // Everything in shares of the prompt: tokens where the server reported them, else bytes.

@@ -17,6 +17,7 @@ from playwright.async_api import Page, Route, expect
 from running_proxy import RunningProxy, proxied_stub, running_proxy
 from test_page_in_chromium import CHROMIUM, SHIFTS, ask, browser, in_view, opened, turn
 
+from prefixproxy.microscope import Strip
 from prefixproxy.types import RequestRecord
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
@@ -209,3 +210,19 @@ async def test_a_setting_without_a_number_is_named() -> None:
         await expect(one.page.locator("#admission-message")).to_have_text("queue limit: a number is missing.")
         await expect(limit).to_have_attribute("aria-invalid", "true")
         assert one.complaints == []
+
+
+async def test_the_counts_of_several_prompts_are_told_to_be_the_last_ones() -> None:
+    async with proxied_stub(BusyUpstream()) as (_, running), browser() as chrome:
+        one = replace(record(1), path="/v1/completions")
+        telemetry = running.proxy.parts.telemetry
+        telemetry.strips.remember(one.id, Strip(("prompt[0]", "prompt[1]"), (500, 1000), 0), ())
+        telemetry.journal.add(one)
+        opened_page = await opened(chrome, running)
+        page, dialog = opened_page.page, opened_page.page.locator("#microscope")
+        await page.locator("#rows button").click()
+        await expect(dialog.locator(".headline")).to_contain_text("Of the last prompt, 999 of 1,000 prompt tokens")
+        await expect(dialog.locator(".headline")).to_contain_text("1 was evaluated")
+        await expect(dialog.locator(".legend")).to_contain_text("the token counts are those of the last prompt")
+        await expect(dialog.locator(".strip rect.unknown")).to_have_count(1)
+        assert opened_page.complaints == []
