@@ -118,8 +118,8 @@ class Exchange:
 
 def client_streams(api: Api, data: dict[str, object]) -> bool:
     """Whether the client asked for a stream; Ollama's own paths stream unless told not to."""
-    default = api in (Api.OLLAMA_CHAT, Api.OLLAMA_GENERATE)
-    return bool(data.get("stream", default))
+    asked = data.get("stream")
+    return api in (Api.OLLAMA_CHAT, Api.OLLAMA_GENERATE) if asked is None else bool(asked)
 
 
 def wanted_slot(data: dict[str, object]) -> int | None:

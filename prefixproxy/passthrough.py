@@ -94,7 +94,7 @@ class Passthrough:
         self._parts = parts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        reply = Reply(send, scope["path"])
+        reply = Reply(send, scope["path"], self._parts.origins.of(header(scope, b"origin")))
         try:
             with until_stopped():
                 self._parts.gate.tenant(scope)

@@ -26,14 +26,7 @@ from prefixproxy.body import Body
 from prefixproxy.canary import ReuseMode
 from prefixproxy.dispatch import Dispatcher
 from prefixproxy.errors import ProxyError, UpstreamFailed, UpstreamUnavailable
-from prefixproxy.exchange import (
-    Exchange,
-    Hints,
-    Times,
-    client_streams,
-    rendering_of,
-    ticket_of,
-)
+from prefixproxy.exchange import Exchange, Hints, Times, client_streams, rendering_of, ticket_of
 from prefixproxy.gate import Gate
 from prefixproxy.guard import ContextGuard
 from prefixproxy.identity import NamedConversations, conversation_of
@@ -49,6 +42,7 @@ from prefixproxy.intake import (
     without,
 )
 from prefixproxy.lease import Lease
+from prefixproxy.origins import Origins
 from prefixproxy.outcomes import outcome_of_answer, outcome_of_error
 from prefixproxy.patience.beat import Pace, Patience
 from prefixproxy.plan import Planner
@@ -94,6 +88,7 @@ class Parts:
     reuse: ReuseMode
     pace: Pace = field(default_factory=Pace)
     named: NamedConversations = field(default_factory=NamedConversations)
+    origins: Origins = field(default_factory=Origins)
 
 
 class Relay:
@@ -105,7 +100,7 @@ class Relay:
         self._elsewhere = elsewhere
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        reply = Reply(send, scope["path"])
+        reply = Reply(send, scope["path"], self._parts.origins.of(header(scope, b"origin")))
         exchange = Exchange(
             id=TicketId(secrets.token_hex(8)),
             path=scope["path"],

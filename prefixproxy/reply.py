@@ -13,6 +13,7 @@ from starlette.types import Send
 
 from prefixproxy.errors import ProxyError, UpstreamFailed
 from prefixproxy.intake import OUR_HEADERS, ClientGone
+from prefixproxy.origins import Origin
 from prefixproxy.patience import signs
 from prefixproxy.types import Api
 
@@ -37,8 +38,9 @@ class Reply:
     Two tasks write to it: the request's work, and, while a stream has no token yet, whoever calls `alive`.
     """
 
-    def __init__(self, send: Send, path: str) -> None:
+    def __init__(self, send: Send, path: str, origin: Origin | None = None) -> None:
         self._send = send
+        self._origin = origin
         self._path = path
         self._streams = b""
         self._last = _EVENT_ENDS[0]
@@ -62,7 +64,8 @@ class Reply:
                 return False
             if self.status is None:
                 self.early = True
-                await self._head(200, [(b"content-type", signs.content_type(api)), *STREAM_HEADERS])
+                kind = (b"content-type", signs.content_type(api))
+                await self._head(200, [kind, *STREAM_HEADERS, *self._allowing()])
                 await self._write(signs.opening(api, ident, model))
             else:
                 await self._write(signs.further(api, opened=self.early))
@@ -75,13 +78,22 @@ class Reply:
                 self._waiting = False
 
     async def start(self, status: int, headers: Headers) -> None:
-        """Send the head; of a stream whose client has one already, nothing. Called once, or it is our mistake."""
+        """Send the upstream's head; of a stream whose client has one already, nothing. Called once, or it is our
+        mistake."""
+        if self._origin is not None:
+            self._origin.learn(headers)
+        await self._start(status, headers)
+
+    async def _start(self, status: int, headers: Headers) -> None:
         async with self._turn:
             if self.begun:
                 raise RuntimeError("a response has one head")
             self.begun = True
             if not self.early:
                 await self._head(status, headers)
+
+    def _allowing(self) -> Headers:
+        return self._origin.allowing if self._origin else ()
 
     async def body(self, chunk: bytes) -> None:
         """One piece. Raises ClientGone when the client has read nothing for `STALL_S`: it holds a slot meanwhile."""
@@ -96,8 +108,13 @@ class Reply:
     async def whole(self, status: int, headers: Headers, body: bytes) -> None:
         """Head and body at once, with the body's length. To a client that was kept waiting for a stream it comes as the
         last event: Raises UpstreamFailed where it is none of an error."""
+        if self._origin is not None:
+            self._origin.learn(headers)
+        await self._whole(status, headers, body)
+
+    async def _whole(self, status: int, headers: Headers, body: bytes) -> None:
         await self.first_token()
-        await self.start(status, [*headers, (b"content-length", str(len(body)).encode())])
+        await self._start(status, [*headers, (b"content-length", str(len(body)).encode())])
         if not self.early:
             await self.end(body)
         elif status < 400 and self._streams == b"ndjson":
@@ -108,14 +125,14 @@ class Reply:
             await self._end_in_error(signs.late_error(self._path, status, body))
 
     async def json(self, status: int, value: object) -> None:
-        await self.whole(status, [(b"content-type", b"application/json")], orjson.dumps(value))
+        await self._whole(status, [(b"content-type", b"application/json")], orjson.dumps(value))
 
     async def error(self, failure: ProxyError) -> None:
         """The error as an answer; or, if the head is out, as the last event of the stream. Any other body is left
         unfinished: the server then closes the connection, which tells the client."""
         await self.first_token()
         if self.status is None:
-            await self.whole(failure.status, failure.headers(), failure.body(self._path))
+            await self._whole(failure.status, [*failure.headers(), *self._allowing()], failure.body(self._path))
         elif not self.finished:
             log.warning("%s broke off: %s", self._path, failure.message)
             await self._end_in_error(failure.envelope(self._path))

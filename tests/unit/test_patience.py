@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from prefixproxy.body import Body
 from prefixproxy.chat import parse_prompt
 from prefixproxy.errors import Rejected
-from prefixproxy.exchange import Hints
+from prefixproxy.exchange import Hints, client_streams
 from prefixproxy.patience.signs import event_of, failed_response, further, late_error, opening, response_id
 from prefixproxy.patience.splice import returned, splice_of
 from prefixproxy.sse import SSEReader, data_of, object_of
@@ -240,3 +240,18 @@ def test_only_a_client_that_hears_nothing_is_told_in_time() -> None:
     assert hints.longest_wait_s(10.0, streaming=False) == 10.0
     assert hints.longest_wait_s(600.0, streaming=True) == 600.0
     assert Hints().longest_wait_s(600.0, streaming=False) == 600.0
+
+
+@pytest.mark.parametrize(
+    ("api", "stream", "streams"),
+    [
+        (Api.CHAT, {}, False),
+        (Api.CHAT, {"stream": None}, False),
+        (Api.CHAT, {"stream": True}, True),
+        (Api.OLLAMA_CHAT, {}, True),
+        (Api.OLLAMA_GENERATE, {"stream": None}, True),
+        (Api.OLLAMA_CHAT, {"stream": False}, False),
+    ],
+)
+def test_ollamas_own_paths_stream_unless_told_not_to(api: Api, stream: Json, streams: bool) -> None:
+    assert client_streams(api, stream) is streams

@@ -1,0 +1,64 @@
+"""A page of another origin reads errors of ours, and streams that were begun early, where the upstream allows it to."""
+
+from __future__ import annotations
+
+import asyncio
+
+import httpx
+import pytest
+from running_proxy import proxied_stub
+from stub_upstream import Exchange, StubUpstream
+
+pytestmark = pytest.mark.anyio
+
+PATH, APP = "/v1/chat/completions", "http://app.example"
+ALLOW = "access-control-allow-origin"
+BODY = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+LIMIT_S = 60.0
+
+
+async def preflight(exchange: Exchange) -> None:
+    """As llama-server answers it (server-http.cpp)."""
+    await exchange.whole(200, b"", [(b"Access-Control-Allow-Origin", exchange.request.header(b"origin") or b"")])
+
+
+async def asked(client: httpx.AsyncClient, stub: StubUpstream) -> None:
+    stub.routes[PATH] = preflight
+    wanted = {"access-control-request-method": "POST", "access-control-request-headers": "content-type"}
+    answer = await client.options(PATH, headers=wanted)
+    del stub.routes[PATH]
+    assert answer.headers[ALLOW] == APP
+
+
+async def test_an_error_of_ours_can_be_read_by_a_page_that_may_ask() -> None:
+    async with (
+        proxied_stub(StubUpstream()) as (stub, running),
+        httpx.AsyncClient(base_url=running.url, headers={"origin": APP}, timeout=LIMIT_S) as client,
+    ):
+        unread = await client.post(PATH, content=b"{bad")
+        assert (unread.status_code, ALLOW in unread.headers) == (400, False)
+        await asked(client, stub)
+        read = await client.post(PATH, content=b"{bad")
+        assert (read.status_code, read.headers[ALLOW]) == (400, APP)
+        other = await client.post(PATH, content=b"{bad", headers={"origin": "http://other.example"})
+        assert ALLOW not in other.headers
+
+
+async def test_so_can_a_stream_that_was_begun_early() -> None:
+    soon = {"patience__after": 0.05, "patience__every": 0.05}
+    async with (
+        proxied_stub(StubUpstream(), **soon) as (stub, running),
+        httpx.AsyncClient(base_url=running.url, headers={"origin": APP}, timeout=LIMIT_S) as client,
+    ):
+        await asked(client, stub)
+        go = asyncio.Event()
+
+        async def held(exchange: Exchange) -> None:
+            await go.wait()
+            await exchange.json(400, {"error": {"message": "no"}})
+
+        stub.next_answers.append(held)
+        async with client.stream("POST", PATH, json={**BODY, "stream": True}) as answer:
+            go.set()
+            assert (answer.status_code, answer.headers[ALLOW]) == (200, APP)
+            await answer.aread()
