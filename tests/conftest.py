@@ -53,7 +53,7 @@ def tokenizer_source() -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_models(tmp_path_factory: pytest.TempPathFactory, tokenizer_source: Path) -> Callable[[str], Path]:
-    """Writes the tiny model of a kind ("llama", "attentive", "mamba", "swa") once per session and returns its path."""
+    """Writes the tiny model of a kind ("llama", "calling", ...) once per session and returns its path."""
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent  # shared by the workers of one session

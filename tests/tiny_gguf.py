@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,10 @@ _RENAMED = {
     b"<jupyter_code>": (b"<fim_middle>", _CONTROL),
 }
 """Tokens nobody needs, renamed to ones a test can force with a `logit_bias`: tool calls, reasoning, /infill."""
+
+CALL = (198, 7, 39428, 1245, 25535, 14757, 14460, 24370, 1799, 9583, 20721, 18, 25898, 46292, 23597, 109, 8, 2)
+"""A line feed, then `<tool_call>{"name":"look","arguments": {"city":"Rome"}}</tool_call>` and the end, no
+token twice."""
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
@@ -122,8 +127,11 @@ class _Weights:
         self._writer = writer
         self._rng = np.random.default_rng(0)
 
-    def random(self, name: str, *shape: int, dtype: Any = np.float16, scale: float = 0.05) -> None:
-        self._writer.add_tensor(name, (self._rng.standard_normal(shape) * scale).astype(dtype))
+    def random(self, name: str, *shape: int, dtype: Any = np.float16, scale: float = 0.05) -> Any:
+        """The tensor as it was written."""
+        drawn = (self._rng.standard_normal(shape) * scale).astype(dtype)
+        self._writer.add_tensor(name, drawn)
+        return drawn
 
     def ones(self, name: str, *shape: int) -> None:
         self._writer.add_tensor(name, np.ones(shape, np.float32))
@@ -147,16 +155,20 @@ def _attention(writer: GGUFWriter) -> None:
     writer.add_rope_freq_base(10000.0)
 
 
-def _attention_layer(weights: _Weights, layer: str, head: int, inner: int, scale: float = 0.05) -> None:
+def _attention_layer(
+    weights: _Weights, layer: str, head: int, inner: int, scale: float = 0.05, *, silent: bool = False
+) -> None:
+    """`silent`: nothing of it reaches the next layer."""
+    said = 0.0 if silent else scale
     weights.ones(layer + "attn_norm.weight", _EMBEDDING)
     weights.random(layer + "attn_q.weight", inner, _EMBEDDING, scale=scale)
     weights.random(layer + "attn_k.weight", _KV_HEADS * head, _EMBEDDING, scale=scale)
     weights.random(layer + "attn_v.weight", _KV_HEADS * head, _EMBEDDING, scale=scale)
-    weights.random(layer + "attn_output.weight", _EMBEDDING, inner, scale=scale)
+    weights.random(layer + "attn_output.weight", _EMBEDDING, inner, scale=said)
     weights.ones(layer + "ffn_norm.weight", _EMBEDDING)
     weights.random(layer + "ffn_gate.weight", _FEED_FORWARD, _EMBEDDING)
     weights.random(layer + "ffn_up.weight", _FEED_FORWARD, _EMBEDDING)
-    weights.random(layer + "ffn_down.weight", _EMBEDDING, _FEED_FORWARD)
+    weights.random(layer + "ffn_down.weight", _EMBEDDING, _FEED_FORWARD, scale=0.0 if silent else 0.05)
 
 
 def _llama(writer: GGUFWriter, vocabulary: int, scale: float = 0.05) -> None:
@@ -173,6 +185,23 @@ def _llama(writer: GGUFWriter, vocabulary: int, scale: float = 0.05) -> None:
 def _attentive(writer: GGUFWriter, vocabulary: int) -> None:
     """The same with attention so strong that what it says depends on all of its context, not on the last token."""
     _llama(writer, vocabulary, scale=0.4)
+
+
+def _calling(writer: GGUFWriter, vocabulary: int) -> None:
+    """Says one tool call behind a line feed, whatever it was asked: with attention and feed-forward silenced, the last
+    token alone decides, and the output has each token of CALL behind the one before it."""
+    _common(writer, "tiny-calling")
+    _attention(writer)
+    writer.add_rope_dimension_count(_EMBEDDING // _HEADS)
+    weights = _Weights(writer)
+    embedding = weights.random("token_embd.weight", vocabulary, _EMBEDDING, scale=1.0)
+    output = np.zeros((vocabulary, _EMBEDDING), np.float16)
+    for before, token in pairwise(CALL):
+        output[token] = embedding[before]
+    writer.add_tensor("output.weight", output)
+    weights.ones("output_norm.weight", _EMBEDDING)
+    for i in range(_LAYERS):
+        _attention_layer(weights, f"blk.{i}.", _EMBEDDING // _HEADS, _EMBEDDING, silent=True)
 
 
 def _gemma3(writer: GGUFWriter, vocabulary: int) -> None:
@@ -223,13 +252,14 @@ def _mamba(writer: GGUFWriter, vocabulary: int) -> None:
 _MODELS: dict[str, tuple[str, Callable[[GGUFWriter, int], None]]] = {
     "llama": (gguf.MODEL_ARCH_NAMES[gguf.MODEL_ARCH.LLAMA], _llama),
     "attentive": (gguf.MODEL_ARCH_NAMES[gguf.MODEL_ARCH.LLAMA], _attentive),
+    "calling": (gguf.MODEL_ARCH_NAMES[gguf.MODEL_ARCH.LLAMA], _calling),
     "mamba": (gguf.MODEL_ARCH_NAMES[gguf.MODEL_ARCH.MAMBA], _mamba),
     "swa": (gguf.MODEL_ARCH_NAMES[gguf.MODEL_ARCH.GEMMA3], _gemma3),
 }
 
 
 def write_model(kind: str, path: Path, source: Path) -> None:
-    """Write the model `kind` ("llama", "attentive", "mamba", "swa") to `path`, with the tokenizer of `source`."""
+    """Write the model `kind`, one of `_MODELS`, to `path`, with the tokenizer of `source`."""
     architecture, build = _MODELS[kind]
     tokenizer = _Tokenizer.read(source)
     writer = GGUFWriter(path, architecture)
