@@ -23,6 +23,7 @@ from prefixproxy.intake import IDENTITY, OUR_HEADERS, decode_body, decoded, with
 from prefixproxy.lease import Lease
 from prefixproxy.lines import LineWatch, message_in, object_in
 from prefixproxy.outcomes import outcome_of_answer
+from prefixproxy.patience.names import ResponseNames
 from prefixproxy.patience.splice import Splice, splice_of
 from prefixproxy.reply import STREAM_HEADERS, Reply
 from prefixproxy.sse import ProgressFilter, SSEOverflow, SSEReader, StreamTail, WholeEvents, is_error, object_of
@@ -56,6 +57,7 @@ class Answering:
         clock: Callable[[], float],
         first_token: Callable[[Lease], None],
         progress_is_ours: bool,
+        names: ResponseNames,
     ) -> None:
         self._exchange = exchange
         self._body = body
@@ -63,6 +65,7 @@ class Answering:
         self._lease = lease
         self._clock = clock
         self._tell_first_token = first_token
+        self._names = names
         self._progress: ProgressFilter | LineWatch = ProgressFilter(exchange.api, remove=progress_is_ours)
         self._tail = StreamTail()
         self._response: UpstreamResponse | None = None
@@ -98,7 +101,7 @@ class Answering:
         progress, tail, kept = self._progress, self._tail, _Kept()
         whole = WholeEvents((b"\n",)) if isinstance(progress, LineWatch) else WholeEvents()
         await self._reply.start(response.status, [*without(headers, _STREAM_DROPS), *STREAM_HEADERS])
-        joined = _Joined(splice_of(self._exchange.api, self._exchange.id) if self._reply.early else None)
+        joined = _Joined(splice_of(self._exchange.api, self._exchange.id, self._names) if self._reply.early else None)
         async for chunk in _stream_of(response, headers):
             tail.feed(chunk)
             out = joined.feed(whole.feed(progress.feed(chunk)))

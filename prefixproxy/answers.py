@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
+from collections.abc import Iterator
 from hashlib import blake2b
 from math import isfinite
 from typing import Any, NoReturn
@@ -127,3 +128,20 @@ def value_of(arguments: str) -> bytes | None:
     except (_Incomparable, ValueError, RecursionError):
         return None
     return blake2b(value.encode(), digest_size=16).digest()
+
+
+def message_of(said: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The assistant message of a chat answer."""
+    choices = said.get("choices") if said else None
+    first = choices[0] if isinstance(choices, list) and choices else None
+    message = first.get("message") if isinstance(first, dict) else None
+    return message if isinstance(message, dict) else None
+
+
+def tool_calls_of(message: dict[str, Any] | None) -> Iterator[tuple[str, str, str]]:
+    """Id, name and arguments of each tool call, as far as they are there."""
+    calls = message.get("tool_calls") if message else None
+    for call in calls if isinstance(calls, list) else ():
+        function = call.get("function") if isinstance(call, dict) else None
+        if isinstance(function, dict) and isinstance(function.get("arguments"), str):
+            yield str(call.get("id")), str(function.get("name")), function["arguments"]

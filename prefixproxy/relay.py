@@ -11,13 +11,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
 from prefixproxy.answering import Answering
+from prefixproxy.answers import message_of, tool_calls_of
 from prefixproxy.assemble import can_assemble, stream_body_edits
 from prefixproxy.backends import UpstreamResponse
 from prefixproxy.backends.http import Peeked, end_to_end, peek
@@ -45,6 +46,7 @@ from prefixproxy.lease import Lease
 from prefixproxy.origins import Origins
 from prefixproxy.outcomes import outcome_of_answer, outcome_of_error
 from prefixproxy.patience.beat import Pace, Patience
+from prefixproxy.patience.names import ResponseNames
 from prefixproxy.plan import Planner
 from prefixproxy.prompt import Edit, Remove, SetKey
 from prefixproxy.reply import Reply
@@ -88,6 +90,7 @@ class Parts:
     reuse: ReuseMode
     pace: Pace = field(default_factory=Pace)
     named: NamedConversations = field(default_factory=NamedConversations)
+    names: ResponseNames = field(default_factory=ResponseNames)
     origins: Origins = field(default_factory=Origins)
 
 
@@ -310,7 +313,14 @@ class _Run:
             self._parts.learned()
             ours, control = self._control(lease)
             answering = Answering(
-                exchange, self._body, self._reply, lease, self._clock, self._dispatcher.first_token, ours
+                exchange,
+                self._body,
+                self._reply,
+                lease,
+                self._clock,
+                self._dispatcher.first_token,
+                ours,
+                self._parts.names,
             )
             response: UpstreamResponse = await self._open(lease, control)
             try:
@@ -364,7 +374,7 @@ class _Run:
         api, data = self._exchange.api, self._body.data
         streams = lease.native and (self._exchange.streaming or can_assemble(api, data))
         added = stream_body_edits(api, data) if streams else ()
-        edits = [*added, *lease.backend.control(api, data)]
+        edits = [*added, *lease.backend.control(api, data), *self._parts.names.edits(api, data)]
         if lease.slot is not None:
             edits.append(SetKey((), "id_slot", lease.slot))
         elif "id_slot" in data and api in PINNABLE:
@@ -376,20 +386,3 @@ class _Run:
             self._exchange.arm = None  # such a server cannot be asked for no reuse
         self._exchange.reuse_off = off or (lease.native and data.get("cache_prompt") is False)
         return bool(added), edits
-
-
-def message_of(said: dict[str, Any] | None) -> dict[str, Any] | None:
-    """The assistant message of a chat answer."""
-    choices = said.get("choices") if said else None
-    first = choices[0] if isinstance(choices, list) and choices else None
-    message = first.get("message") if isinstance(first, dict) else None
-    return message if isinstance(message, dict) else None
-
-
-def tool_calls_of(message: dict[str, Any] | None) -> Iterator[tuple[str, str, str]]:
-    """Id, name and arguments of each tool call, as far as they are there."""
-    calls = message.get("tool_calls") if message else None
-    for call in calls if isinstance(calls, list) else ():
-        function = call.get("function") if isinstance(call, dict) else None
-        if isinstance(function, dict) and isinstance(function.get("arguments"), str):
-            yield str(call.get("id")), str(function.get("name")), function["arguments"]

@@ -54,7 +54,7 @@ class Reply:
         self.finished = False
         self.more: dict[bytes, bytes] = {}
 
-    async def alive(self, api: Api, ident: str, model: str) -> bool:
+    async def alive(self, api: Api, ident: str, model: str, created: int) -> bool:
         """A sign of life to the client of a stream, with a head before the first one. False once none is needed.
 
         Raises ClientGone like `body`.
@@ -66,7 +66,7 @@ class Reply:
                 self.early = True
                 kind = (b"content-type", signs.content_type(api))
                 await self._head(200, [kind, *STREAM_HEADERS, *self._allowing()])
-                await self._write(signs.opening(api, ident, model))
+                await self._write(signs.opening(api, ident, model, created))
             else:
                 await self._write(signs.further(api, opened=self.early))
         return True

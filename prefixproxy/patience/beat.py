@@ -32,5 +32,5 @@ class Patience:
         waits = exchange.streaming
         if waits:
             model = str(exchange.plan.body.data.get("model") or "") if exchange.plan else ""
-            waits = await self._reply.alive(exchange.api, exchange.id, model)
+            waits = await self._reply.alive(exchange.api, exchange.id, model, int(exchange.unix_time))
         self.pause_s = self._every_s if waits else None

@@ -35,11 +35,12 @@ def response_id(ident: str) -> str:
     return f"resp_{ident}"
 
 
-def opening(api: Api, ident: str, model: str) -> bytes:
+def opening(api: Api, ident: str, model: str, created: int) -> bytes:
     """The first sign, behind a head of ours. In Messages and Responses it begins the answer, which `splice` then goes
-    on with: their clients insist on the event that names it."""
+    on with: their clients insist on the event that names it. `created`: Unix seconds."""
     if api is Api.RESPONSES:
-        response = {"id": response_id(ident), "object": "response", "status": "in_progress"}
+        response: dict[str, Any] = {"id": response_id(ident), "object": "response", "created_at": created}
+        response |= {"status": "in_progress", "model": model, "output": []}
         return event_of({"type": "response.created", "response": response})
     if api is Api.MESSAGES:
         usage = {"input_tokens": 0, "output_tokens": 0}

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+import orjson
+
+from prefixproxy.patience.names import ResponseNames
 from prefixproxy.patience.signs import event_of, response_id
 from prefixproxy.prompt import Edit, Prompt, Remove
 from prefixproxy.sse import SSEReader, object_of
@@ -18,10 +21,11 @@ class Splice(Protocol):
     def close(self) -> bytes: ...
 
 
-def splice_of(api: Api, ident: str) -> Splice | None:
-    """None where the signs of life are nothing that an answer's events refer to."""
+def splice_of(api: Api, ident: str, names: ResponseNames) -> Splice | None:
+    """None where the signs of life are nothing that an answer's events refer to. `names` learns what the upstream calls
+    a response."""
     if api is Api.RESPONSES:
-        return _Spliced(_Responses(response_id(ident)))
+        return _Spliced(_Responses(response_id(ident), names))
     return _Spliced(_Messages()) if api is Api.MESSAGES else None
 
 
@@ -69,14 +73,16 @@ class _Spliced:
 class _Responses:
     """The answer keeps the name it was begun with: clients check that its events agree."""
 
-    def __init__(self, ident: str) -> None:
-        self._ours = ident.encode()
-        self._theirs = b""
+    def __init__(self, ident: str, names: ResponseNames) -> None:
+        self._ident = ident
+        self._names = names
+        self._ours, self._theirs = b'"%s"' % ident.encode(), b""
 
     def take(self, event: bytes, value: dict[str, Any]) -> bytes:
         response = value.get("response")
         if not self._theirs and isinstance(response, dict) and isinstance(response.get("id"), str):
-            self._theirs = str(response["id"]).encode()
+            self._theirs = orjson.dumps(response["id"])
+            self._names.learn(self._ident, response["id"])
         if value.get("type") == "response.created":
             return b""
         return event.replace(self._theirs, self._ours) if self._theirs else event

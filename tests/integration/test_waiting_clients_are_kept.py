@@ -361,6 +361,21 @@ async def test_an_error_that_comes_late_is_the_streams_last_event(path: str) -> 
         assert len(stub.generating()) == 1
 
 
+async def test_a_response_begun_early_is_gone_on_from_by_the_upstreams_own_name() -> None:
+    async with proxied_stub(StubUpstream(n_slots=1), **SOON) as (stub, running):
+        held = Held(stub)
+        stub.next_answers.append(held)
+        async with reading(running, RESPONSES, body_of(RESPONSES)) as answer:
+            await answer.until(SIGN[RESPONSES])
+            held.go.set()
+            events = [event for event in (await answer.rest()).split(b"\n\n") if b"response.completed" in event]
+        named = orjson.loads(events[0].split(b"data: ")[1])["response"]["id"]
+        await plain(running, RESPONSES, {"model": "m", "input": "And?", "previous_response_id": named})
+        sent = stub.generating()[-1].json()["previous_response_id"]
+        assert sent != named
+        assert sent == RESPONSE_EVENTS[0]["response"]["id"]
+
+
 async def test_the_openai_sdk_raises_what_came_late() -> None:
     async with proxied_stub(StubUpstream(n_slots=1), **SOON) as (stub, running):
         go = asyncio.Event()

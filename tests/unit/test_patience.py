@@ -13,8 +13,10 @@ from prefixproxy.body import Body
 from prefixproxy.chat import parse_prompt
 from prefixproxy.errors import Rejected
 from prefixproxy.exchange import Hints, client_streams
+from prefixproxy.patience.names import MAX_NAMES, ResponseNames
 from prefixproxy.patience.signs import event_of, failed_response, further, late_error, opening, response_id
 from prefixproxy.patience.splice import returned, splice_of
+from prefixproxy.prompt import SetText
 from prefixproxy.sse import SSEReader, data_of, object_of
 from prefixproxy.types import Api
 
@@ -46,10 +48,10 @@ ARGUMENTS = {"type": "input_json_delta", "partial_json": "{}"}
 
 def joined(api: Api, events: list[Json], size: int = 1 << 20) -> list[Json]:
     """All that a client reads which was kept waiting and then gets `events`, cut into pieces of `size` bytes."""
-    splice = splice_of(api, "r1")
+    splice = splice_of(api, "r1", ResponseNames())
     assert splice is not None
     raw = b"".join(event_of(event) for event in events)
-    out = opening(api, "r1", "m") + further(api, opened=True)
+    out = opening(api, "r1", "m", 1) + further(api, opened=True)
     out += b"".join(splice.feed(raw[i : i + size]) for i in range(0, len(raw), size)) + splice.close()
     found = [object_of(event) for event in SSEReader().feed(out)]
     return [value for value in found if value is not None]
@@ -157,16 +159,39 @@ def test_a_response_keeps_the_name_it_was_begun_with() -> None:
     assert events[3] == delta
 
 
+def test_only_the_name_itself_is_another() -> None:
+    """Ollama's names are short: "resp_7" may stand in a text, or begin another word."""
+    says = {"type": "response.output_text.delta", "delta": 'resp_7 "resp_7" resp_77'}
+    created = {"type": "response.created", "response": {"id": "resp_7"}}
+    assert joined(Api.RESPONSES, [created, says])[-1] == says
+
+
+def test_a_response_is_asked_for_by_the_name_that_its_server_knows() -> None:
+    names = ResponseNames()
+    splice = splice_of(Api.RESPONSES, "r1", names)
+    assert splice is not None
+    splice.feed(event_of(lifecycle("response.created")))
+    assert names.edits(Api.RESPONSES, {"previous_response_id": response_id("r1")}) == (
+        SetText(("previous_response_id",), "resp_theirs"),
+    )
+    assert names.edits(Api.CHAT, {"previous_response_id": response_id("r1")}) == ()
+    for body in ({}, {"previous_response_id": None}, {"previous_response_id": "resp_other"}):
+        assert names.edits(Api.RESPONSES, dict(body)) == ()
+    for number in range(MAX_NAMES):
+        names.learn(f"resp_{number}", "x")
+    assert names.edits(Api.RESPONSES, {"previous_response_id": response_id("r1")}) == ()
+
+
 @pytest.mark.parametrize("api", [Api.CHAT, Api.COMPLETIONS, Api.COMPLETION, Api.INFILL])
 def test_elsewhere_a_sign_is_a_comment_and_nothing_has_to_be_joined(api: Api) -> None:
-    assert splice_of(api, "r1") is None
-    for sign in (opening(api, "r1", "m"), further(api, opened=True), further(api, opened=False)):
+    assert splice_of(api, "r1", ResponseNames()) is None
+    for sign in (opening(api, "r1", "m", 1), further(api, opened=True), further(api, opened=False)):
         assert [data_of(event) for event in SSEReader().feed(sign)] == [None]
 
 
 @pytest.mark.parametrize("api", [Api.OLLAMA_CHAT, Api.OLLAMA_GENERATE])
 def test_before_a_line_of_json_it_is_white_space(api: Api) -> None:
-    assert orjson.loads(opening(api, "r1", "m") + further(api, opened=True) + b'{"done":true}') == {"done": True}
+    assert orjson.loads(opening(api, "r1", "m", 1) + further(api, opened=True) + b'{"done":true}') == {"done": True}
 
 
 def test_behind_a_beginning_that_is_not_ours_an_anthropic_sign_is_a_ping() -> None:
