@@ -92,6 +92,8 @@ class ScriptedOllama(StubUpstream):
         """What each line of an answer says, as the message of a native one; `logprobs` beside it."""
         self.meant: list[dict[str, Any]] = []
         """The native requests that were run, whatever path they came on."""
+        self.max_n_ctx = 1 << 30
+        """Memory for so much context; a model is not loaded with more."""
         self.shown_n_ctx = 0
         """What `/api/ps` says of every runner; 0: the truth."""
         self._inside = 0
@@ -185,6 +187,8 @@ class ScriptedOllama(StubUpstream):
         stream = body.get("stream") is not False
         if self.fails_with and not stream:
             return await exchange.json(500, {"error": self.fails_with})
+        if ((body.get("options") or {}).get("num_ctx") or 0) > self.max_n_ctx:
+            return await exchange.json(500, {"error": "model requires more system memory than is available"})
         lines, _ = await self._said(model, body, chat)
         if not stream:
             return await exchange.json(200, joined(lines))

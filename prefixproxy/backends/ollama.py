@@ -50,6 +50,7 @@ ONE_SLOT_FAMILIES = frozenset(
 SAME_HANDLER_SINCE: Version = (0, 30, 0)
 """The oldest version of which it was read how `/v1` makes a native request of its own."""
 MAX_TOLD = 64
+SERVER_ERROR = 500
 _WITHOUT_OPTIONS = frozenset({CHAT_PATH, COMPLETIONS_PATH, "/v1/responses", "/v1/messages"})
 """Paths that generate and cannot carry `options`."""
 _LATEST = ":latest"
@@ -128,18 +129,29 @@ class Ollama(SlotlessUpstream):
         surely the same request there."""
         native = self._native(method, target, body) if isinstance(body, bytes) else None
         if native is None:
-            return await super().open(method, target, headers, body, read_timeout_s)
+            response = await super().open(method, target, headers, body, read_timeout_s)
+            if response.status == SERVER_ERROR and isinstance(body, bytes):
+                self._failed(_object_in(body))
+            return response
         length = (b"content-length", str(len(native.payload)).encode())
         headers = [*(each for each in headers if each[0].lower() != b"content-length"), length]
         response = await super().open(method, native.path, headers, native.payload, read_timeout_s)
+        if response.status == SERVER_ERROR:
+            self._failed(native.body)
         return SpokenResponse(response, native, f"chatcmpl-{token_hex(8)}" if native.chat else f"cmpl-{token_hex(8)}")
+
+    def _failed(self, body: Mapping[str, Any]) -> None:
+        """The server failed at this request: perhaps at its context."""
+        num_ctx = n_ctx_of(body)
+        if num_ctx is not None:
+            self._options.refused(_tagged(str(body.get("model") or "")), num_ctx)
 
     def _native(self, method: str, target: str, raw: bytes) -> Native | None:
         """The native request in place of one on `/v1`; None where it goes out as it is."""
         path = target.partition("?")[0]
         if method != "POST" or path not in _WITHOUT_OPTIONS or not self._options.any_context:
             return None
-        model = _tagged(_model_in(raw))
+        model = _tagged(str(_object_in(raw).get("model") or ""))
         running = self._running.get(model)
         num_ctx = self._options.context(model, running.n_ctx if running else None)
         if num_ctx is None or self.forwards(model):
@@ -171,6 +183,8 @@ class Ollama(SlotlessUpstream):
 
     def interpret(self, answer: Answer) -> Reading:
         reading = self._counts.read(answer, self._n_ctx(answer.body))
+        if (num_ctx := n_ctx_of(answer.body)) is not None:
+            self._options.served(_tagged(str(answer.body.get("model") or "")), num_ctx)
         if reading.truncated:
             self._truncated += 1
             log.warning(
@@ -235,13 +249,13 @@ class Ollama(SlotlessUpstream):
         return [row for row in rows or () if isinstance(row, dict)]
 
 
-def _model_in(raw: bytes) -> str:
-    """The model a body asks for; "" if it cannot be told."""
+def _object_in(raw: bytes) -> dict[str, Any]:
+    """A body as JSON; empty if it is none."""
     try:
         body = orjson.loads(raw)
     except orjson.JSONDecodeError:
-        return ""
-    return str(body.get("model") or "") if isinstance(body, dict) else ""
+        return {}
+    return body if isinstance(body, dict) else {}
 
 
 def _tagged(model: str) -> str:

@@ -30,6 +30,8 @@ class LargestOptions:
     def __init__(self, keys: Collection[str]) -> None:
         self._keys = frozenset(keys)
         self._num_ctx: OrderedDict[str, int] = OrderedDict()
+        self._served: dict[str, int] = {}
+        self._refused: dict[str, int] = {}
         self._keep_alive: tuple[float, Any] | None = None
 
     def edits(self, api: Api, body: Mapping[str, Any], model: str, running: int | None) -> list[Edit]:
@@ -40,6 +42,25 @@ class LargestOptions:
             return []
         edits = self._same_context(body, model, running or 0) if NUM_CTX in self._keys else []
         return edits + (self._longest_life(body) if KEEP_ALIVE in self._keys else [])
+
+    def served(self, model: str, num_ctx: int) -> None:
+        """A request that asked for `num_ctx` was answered."""
+        if model in self._num_ctx:
+            self._served[model] = max(num_ctx, self._served.get(model, 0))
+        if num_ctx >= self._refused.get(model, num_ctx + 1):
+            del self._refused[model]
+
+    def refused(self, model: str, num_ctx: int) -> None:
+        """A request that went out with `num_ctx` failed on the server. If none was ever answered with as much, the
+        machine may lack the memory for it: who asks for that again gets it for itself alone, and the others what was
+        the largest before."""
+        if model not in self._num_ctx or num_ctx <= self._served.get(model, 0):
+            return
+        self._refused[model] = min(num_ctx, self._refused.get(model, num_ctx))
+        if self._num_ctx[model] >= num_ctx:
+            del self._num_ctx[model]
+            if model in self._served:
+                self._num_ctx[model] = self._served[model]
 
     @property
     def any_context(self) -> bool:
@@ -61,10 +82,12 @@ class LargestOptions:
         asked, options = n_ctx_of(body), body.get("options")
         if not isinstance(options, dict | None) or (asked is None and NUM_CTX in (options or {})):
             return []
+        if asked is not None and asked >= self._refused.get(model, asked + 1):
+            return []
         if asked is not None:
             self._num_ctx[model] = max(asked, self._num_ctx.pop(model, 0))
             if len(self._num_ctx) > MAX_MODELS:
-                self._num_ctx.popitem(last=False)
+                self._forget(next(iter(self._num_ctx)))
         if model not in self._num_ctx:
             return []
         wanted = max(self._num_ctx[model], running)
@@ -73,6 +96,10 @@ class LargestOptions:
         return [
             SetKey(("options",), NUM_CTX, wanted) if options is not None else SetKey((), "options", {NUM_CTX: wanted})
         ]
+
+    def _forget(self, model: str) -> None:
+        for known in (self._num_ctx, self._served, self._refused):
+            known.pop(model, None)
 
     def _longest_life(self, body: Mapping[str, Any]) -> list[Edit]:
         """A request without one does not change what an earlier one set (sched.go), and needs none."""

@@ -380,6 +380,18 @@ async def test_nothing_is_made_the_same_unless_it_was_asked_for() -> None:
         assert (await upstream_shown(running))["reported"]["normalised"] == {}
 
 
+async def test_a_context_too_large_for_the_machine_hurts_nobody_else() -> None:
+    ollama = ScriptedOllama()
+    ollama.max_n_ctx = 16384
+    async with before(ollama, normalise=["num_ctx"]) as running:
+        statuses = []
+        for n_ctx in (8192, 1_000_000, 4096, 1_000_000, 4096):
+            answer = await post(running, "/api/chat", chat(stream=False, options={"num_ctx": n_ctx}))
+            statuses.append(answer.status_code)
+        assert statuses == [200, 500, 200, 500, 200]
+        assert ollama.loads == [("tiny:latest", 8192)]
+
+
 async def test_a_command_to_unload_is_passed_on() -> None:
     ollama = ScriptedOllama()
     async with before(ollama, normalise=["num_ctx", "keep_alive"]) as running:

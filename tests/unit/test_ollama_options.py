@@ -145,3 +145,35 @@ def test_only_so_many_models_are_remembered() -> None:
 )
 def test_durations_as_ollama_reads_them(given: Any, seconds: float | None) -> None:
     assert seconds_of(given) == seconds
+
+
+def test_a_context_that_the_machine_cannot_hold_is_nobody_elses() -> None:
+    found = LargestOptions(BOTH)
+    edits(found, options={"num_ctx": 8192})
+    found.served("m", 8192)
+    assert edits(found, options={"num_ctx": 1_000_000}) == []
+    assert edits(found, options={"num_ctx": 8192}) == context(1_000_000)
+    found.refused("m", 1_000_000)
+    assert edits(found, options={"num_ctx": 4096}) == context(8192)
+    assert edits(found, options={"num_ctx": 1_000_000}) == []
+    assert edits(found, options={"num_ctx": 4096}) == context(8192)
+    assert found.context("m", 0) == 8192
+
+
+def test_a_context_that_was_served_before_is_not_to_blame() -> None:
+    found = LargestOptions(BOTH)
+    edits(found, options={"num_ctx": 8192})
+    found.served("m", 8192)
+    found.refused("m", 8192)
+    assert edits(found, options={"num_ctx": 4096}) == context(8192)
+
+
+def test_a_refused_context_that_is_served_later_counts_again() -> None:
+    found = LargestOptions(BOTH)
+    edits(found, options={"num_ctx": 8192})
+    found.refused("m", 8192)
+    assert found.context("m", 0) is None
+    assert edits(found, options={"num_ctx": 4096}) == []
+    found.served("m", 8192)
+    assert edits(found, options={"num_ctx": 8192}) == []
+    assert edits(found, options={"num_ctx": 4096}) == context(8192)
