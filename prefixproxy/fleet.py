@@ -37,11 +37,12 @@ class Fleet:
         return bool(self.serving(model, path))
 
     def is_coming(self, model: str = "") -> bool:
-        """Whether one that may get a request for `model` is about to be up. What one that was never up has, nobody
-        knows: it may be what no other one lists."""
+        """Whether one that may get a request for `model` is about to be up, or was not asked yet. What one that was
+        never up has, nobody knows: it may be what no other one lists."""
         listed = is_listed(model, self._facts())
         for state in self._states():
-            if state.health is Health.LOADING and (
+            not_asked = state.health is Health.STARTING and not state.failure
+            if (state.health is Health.LOADING or not_asked) and (
                 not listed or (state.facts is not None and model in state.facts.models)
             ):
                 return True

@@ -24,6 +24,7 @@ MESSAGES: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
 TOKEN = event({"choices": [{"index": 0, "delta": {"role": "assistant", "content": "Fi"}, "finish_reason": None}]})
 FINISH = event({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}], "timings": timings_of(7)})
 DONE = b"data: [DONE]\n\n"
+ERROR_EVENTS = (b'data: {"error"', b"event: error", b"event: response.failed")
 JSON = (b"Content-Type", b"application/json")
 
 ENDLESS: list[tuple[str, dict[str, Any], bytes]] = [
@@ -70,7 +71,7 @@ async def test_a_stream_without_its_end_ends_in_an_error_event(path: str, body: 
         assert answer.status_code == 200
         told = sent[: sent.rfind(b"\n\n") + 2] if b"\n\n" in sent else b""
         assert answer.content.startswith(told)
-        assert answer.content[len(told) :].startswith((b'data: {"error"', b"event: error")), "half an event is left out"
+        assert answer.content[len(told) :].startswith(ERROR_EVENTS), "half an event is left out"
         *_, last = answer.content.removesuffix(b"\n\n").split(b"\n\n")
         error = orjson.loads(last.partition(b"data: ")[2])["error"]
         assert error["code"] == "upstream_error"

@@ -93,7 +93,7 @@ async def test_a_stream_ends_in_an_error_event(path: str, start: str, caplog: py
             got = await anext(chunks)
             running.server.tell_to_stop()
             got += "".join([chunk async for chunk in chunks])
-        first, last = got.removesuffix("\n\n").split("\n\n")
+        first, *_, last = got.removesuffix("\n\n").split("\n\n")
         assert first.encode() + b"\n\n" == TOKEN
         assert last.startswith(start)
         assert code_of(orjson.loads(last.removeprefix(start))) == "upstream_unavailable"

@@ -69,6 +69,14 @@ async def test_nobody_waits_for_a_server_that_is_not_there() -> None:
         await waits(fleet(0.0, keeper("a", Health.STARTING)), "")
 
 
+async def test_a_server_that_was_not_asked_yet_is_waited_for() -> None:
+    """The proxy listens before it knows its upstreams: its first clients are not told that these are down."""
+    asked = keeper("a", Health.STARTING)
+    asked.state.failure = ""
+    assert await waits(fleet(0.0, asked), "")
+    assert not await waits(fleet(0.0, asked, keeper("b", Health.UP, "small")), "small")
+
+
 async def test_who_waits_goes_as_soon_as_it_is_up() -> None:
     coming = keeper("b", Health.LOADING)
     made = fleet(0.0, keeper("a", Health.UP, "small"), coming)
