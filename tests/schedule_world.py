@@ -92,9 +92,9 @@ class World:
 
     # the servers
 
-    def on(self, slot: SlotId) -> list[Sent]:
-        """What of ours keeps a slot busy."""
-        here = (s for s in self.sent if s.arrived and not s.over)
+    def on(self, slot: SlotId, over: bool = False) -> list[Sent]:
+        """What of ours keeps a slot busy; `over`: or did, and we do not know yet."""
+        here = (s for s in self.sent if s.arrived and (over or not s.over))
         return [s for s in here if s.upstream == slot.upstream and slot.slot in s.slots]
 
     def busy(self, slot: SlotId) -> bool:
@@ -141,9 +141,23 @@ class World:
     def freed(self, sent: Sent) -> None:
         """A slot that comes free goes to whoever waits in the server, at once."""
         for slot in sent.slots if not sent.over else []:
-            if self.strangers.get(sent.upstream):
-                self.strangers[sent.upstream] -= 1
-                self.take(SlotId(sent.upstream, slot), foreign=True)
+            self.next_in(SlotId(sent.upstream, slot))
+
+    def leave(self, slot: SlotId) -> None:
+        """Somebody else's request is over."""
+        del self.foreign[slot]
+        self.next_in(slot)
+
+    def next_in(self, slot: SlotId) -> None:
+        if self.strangers.get(slot.upstream):
+            self.strangers[slot.upstream] -= 1
+            self.take(slot, foreign=True)
+
+    def unlocated(self, name: str) -> bool:
+        """Whether an unpinned request of ours is on its way to this upstream or in a slot that nobody has found."""
+        found = {row.ticket for row in self.s.snapshot(self.now).slots}
+        mine = [s for s in self.sent if s.upstream == name and s.pin is None and s.ticket]
+        return any(not s.arrived or (not s.abandoned and s.ticket not in found) for s in mine)
 
     def answered(self, sent: Sent) -> None:
         """The server is done with it, and nobody here has heard of that."""

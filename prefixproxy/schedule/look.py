@@ -61,8 +61,8 @@ def _find(
 ) -> None:
     """Where an unpinned request of ours is. A slot that is not ours and has another task than when it was granted took
     it, even if the answer is over by now. Where tasks are not known a slot that has become busy tells as much. One that
-    drains may be busy with what drains, and one of another client with that client's next request: they are believed
-    only if ours had started before the look."""
+    drains may be busy with what drains, or with whoever waited in the server for it, and one of another client with
+    that client's next request: they are believed only if ours had started before the look."""
     settling = server.slots.settling
     if settling is None or settling.need > 1 or asked <= settling.since:
         return
@@ -72,8 +72,10 @@ def _find(
     proven = [slot for slot, row, before in rows if None not in (row.task, before) and row.task != before]
     likely = [slot for slot, row, before in rows if row.busy and None in (row.task, before)]
     took = proven or likely
-    safe = (SlotState.IDLE, SlotState.DRAINING) if proven else (SlotState.IDLE,)
-    if len(took) == 1 and (took[0].state in safe or ours.started_before(asked)):
+    if len(took) != 1:
+        return
+    drained = bool(proven) and not server.slots.facts.shared and took[0].state is SlotState.DRAINING
+    if took[0].idle or drained or ours.started_before(asked):
         ours.settle_in(took, now)
 
 

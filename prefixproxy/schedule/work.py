@@ -69,8 +69,9 @@ def start_save(server: Server, plan: SaveFirst, policy: Policy, now: float) -> l
     """Save an idle slot as it stands; the leader gets it afterwards."""
     leader, slot = plan.leader, plan.slot
     # what is parked is no part of the leader's prompt, which may even be empty
+    family = slot.family if plan.parked and slot.family else leader.family
     tokens = slot.held.tokens if plan.parked else tokens_of(leader, len(plan.chain.hashes))
-    root = server.roots.obtain(plan.chain, leader.family, tokens, now)
+    root = server.roots.obtain(plan.chain, family, tokens, now)
     root.leader, root.parked = leader.chain, plan.parked
     if plan.parked:
         root.tokens = tokens

@@ -8,10 +8,13 @@ from dataclasses import replace
 import pytest
 from schedule_sim import FULL, NO_SNAPSHOT, Sim, SimServer, facts, lower_bound, request, words
 
+from prefixproxy.prefix import chain_of
 from prefixproxy.schedule.roots import RootTable
-from prefixproxy.schedule.types import Policy, Reason, Restore, Save, Warm
+from prefixproxy.schedule.scheduler import Scheduler
+from prefixproxy.schedule.types import Finish, Policy, Reason, Restore, Save, SlotSeen, Warm
 from prefixproxy.simulate.run import Request
 from prefixproxy.simulate.text import Text
+from prefixproxy.types import TicketId
 
 CANNOT_CUT = replace(FULL, rolls_back=False)
 N_TURNS, N_CONVERSATIONS, N_ROOTS = 3, 12, 3
@@ -161,3 +164,17 @@ def test_a_request_does_not_wait_for_a_save_that_there_is_no_room_for(monkeypatc
     assert second.ends == "ok"
     assert not [effect for effect in sim.effects if isinstance(effect, Save)]
     assert second.granted_at - asked < 10.0  # its root is warmed alone meanwhile: 3 s; a save is waited for 30 s
+
+
+def test_what_is_parked_counts_as_its_own_familys_and_length_whoever_takes_the_slot() -> None:
+    """Once it was given the overwriting prompt's, and an empty prompt (llama-server answers it) ended in an error."""
+    s = Scheduler()
+    s.upstream_up(facts(n_slots=1), -1.0)
+    s.slots_seen("u", {0: SlotSeen(False, 0)}, -0.1, -0.1)
+    held = replace(request(words("root", 900), words("a", 40)).ticket, family="mine", warmable=False)
+    s.submit([held], 0.0)
+    s.finished(held.id, Finish(True, 0, 940, 20, 9.0), 10.0)
+    empty = replace(held, id=TicketId("empty"), chain=chain_of([]), head_blocks=0, n_tokens=1, family="other")
+    effects = s.submit([empty], 11.0)
+    assert [type(effect) for effect in effects] == [Save]
+    assert [(root.family, root.tokens) for root in s.snapshot(11.0).roots] == [("mine", 959)]
