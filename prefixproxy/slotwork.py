@@ -42,7 +42,8 @@ class SlotWork:
         async with self._reporting(backend, "a warm-up", WARM_WORK_S) as report:
             cost = await backend.warm(effect.slot, await find(backend, lanes))
             usage = cost.usage
-            result = WarmResult(ok=True, n_tokens=cost.n_tokens, seconds=(cost.usage.prompt_ms or 0.0) / 1e3)
+            seconds = (usage.prompt_ms or 0.0) / 1e3
+            result = WarmResult(True, cost.n_tokens, seconds, evaluated=usage.evaluated_tokens)
         self._watch.warmup(backend.name, report.outcome, self._model_of(backend.name), effect.slot.slot, usage)
         return result
 

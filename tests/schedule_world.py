@@ -187,7 +187,7 @@ class World:
         match sent.work:
             case Warm(root=root):
                 self.content[slot] = 1000
-                self.do(self.s.warmed(root, WarmResult(ok, 1000 if ok else 0, 5.0), self.now, slot))
+                self.do(self.s.warmed(root, WarmResult(ok, 1000 if ok else 0, 5.0, evaluated=1000), self.now, slot))
             case Save(root=root):
                 self.do(self.s.saved(root, ok, 20_000_000, 0.05, self.now))
             case Restore(root=root, slot=target):

@@ -249,12 +249,38 @@ def _mamba(writer: GGUFWriter, vocabulary: int) -> None:
         weights.random(layer + "ssm_out.weight", _EMBEDDING, _INNER)
 
 
+def _lfm2(writer: GGUFWriter, vocabulary: int) -> None:
+    """A hybrid: the first layer is a short convolution, whose state cannot be cut back, the second is attention."""
+    head = _EMBEDDING // _HEADS
+    _common(writer, "tiny-hybrid")
+    writer.add_feed_forward_length(_FEED_FORWARD)
+    writer.add_head_count(_HEADS)
+    writer.add_head_count_kv([0, _KV_HEADS])
+    writer.add_rope_freq_base(10000.0)
+    writer.add_shortconv_l_cache(_CONV)
+    weights = _Weights(writer)
+    weights.random("token_embd.weight", vocabulary, _EMBEDDING)
+    weights.ones("token_embd_norm.weight", _EMBEDDING)
+    weights.ones("blk.0.attn_norm.weight", _EMBEDDING)
+    weights.random("blk.0.shortconv.conv.weight", _EMBEDDING, _CONV, dtype=np.float32)
+    weights.random("blk.0.shortconv.in_proj.weight", 3 * _EMBEDDING, _EMBEDDING)
+    weights.random("blk.0.shortconv.out_proj.weight", _EMBEDDING, _EMBEDDING)
+    weights.ones("blk.0.ffn_norm.weight", _EMBEDDING)
+    weights.random("blk.0.ffn_gate.weight", _FEED_FORWARD, _EMBEDDING)
+    weights.random("blk.0.ffn_up.weight", _FEED_FORWARD, _EMBEDDING)
+    weights.random("blk.0.ffn_down.weight", _EMBEDDING, _FEED_FORWARD)
+    _attention_layer(weights, "blk.1.", head, _EMBEDDING)
+    weights.ones("blk.1.attn_q_norm.weight", head)
+    weights.ones("blk.1.attn_k_norm.weight", head)
+
+
 _MODELS: dict[str, tuple[str, Callable[[GGUFWriter, int], None]]] = {
     "llama": (gguf.MODEL_ARCH_NAMES[gguf.MODEL_ARCH.LLAMA], _llama),
     "attentive": (gguf.MODEL_ARCH_NAMES[gguf.MODEL_ARCH.LLAMA], _attentive),
     "calling": (gguf.MODEL_ARCH_NAMES[gguf.MODEL_ARCH.LLAMA], _calling),
     "mamba": (gguf.MODEL_ARCH_NAMES[gguf.MODEL_ARCH.MAMBA], _mamba),
     "swa": (gguf.MODEL_ARCH_NAMES[gguf.MODEL_ARCH.GEMMA3], _gemma3),
+    "hybrid": (gguf.MODEL_ARCH_NAMES[gguf.MODEL_ARCH.LFM2], _lfm2),
 }
 
 

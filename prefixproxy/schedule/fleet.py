@@ -91,7 +91,8 @@ class Fleet:
         if index is not None and not index.odd:
             blocks = index.deepest(ticket.chain)
         else:
-            blocks = max((server.slots.counts.deepest(ticket.chain) for server in self.up()), default=0)
+            able = (server for server in self.up() if not server.slots.facts.reuse_off)
+            blocks = max((server.slots.counts.deepest(ticket.chain) for server in able), default=0)
         return max(1, ticket.n_tokens - tokens_of(ticket, blocks))
 
     def up(self) -> list[Server]:
@@ -120,9 +121,13 @@ class Fleet:
         """Those that came back empty and have had no look at their snapshots yet."""
         if self._rewarming is None:
             self._rewarming = {server.slots.number for server in self if server.rewarm}
-        self._rewarming |= self.census.restless
         self._rewarming = {number for number in self._rewarming if self._numbered[number].rewarm}
         return [self._numbered[number] for number in sorted(self._rewarming)]
+
+    def note_rewarm(self, server: Server) -> None:
+        """It turned out to be empty."""
+        if self._rewarming is not None and server.rewarm:
+            self._rewarming.add(server.slots.number)
 
     def stir(self) -> None:
         self.census.restless.update(range(len(self._numbered)))

@@ -82,7 +82,9 @@ class Index:
         self._bounds: tuple[float, float, float] | None = None
         self.changes = Changes()
         self.measured = 0
-        """Grows when an upstream proves to be another than it was measured to be."""
+        self.copied = 0
+        """These grow when an upstream proves to be another than it was measured to be; `copied` if that is only how
+        long a copy takes."""
         self.open: set[int] = set()
         """Upstreams with an idle, unpromised slot."""
         self.blank: dict[float, dict[int, tuple[int, int]]] = {}
@@ -128,7 +130,9 @@ class Index:
         kept, before = self._basis.get(number, (None, None))
         if before is None or kept != rates.truncated_reuse or not _alike(found, before):
             self._basis[number] = rates.truncated_reuse, found
-            self.measured += 1
+            copies_alone = before is not None and kept == rates.truncated_reuse and _alike(found[:2], before[:2])
+            self.measured += not copies_alone
+            self.copied += copies_alone
 
     def _shelve(self, number: int, shelf: Shelf) -> None:
         """What of its idle slots is kept for all upstreams together."""

@@ -69,15 +69,17 @@ class Standing:
     """Why a hold stands whatever becomes of other prompts: as long as the `terms` are the same (`Fleet.terms`), one of
     the `servers` that are open has a slot that anybody may have, none of `without` has (upstreams with a better
     snapshot, and no slot for it), and nothing that was `seen` last of prompts with its `first` block (`Changes`), or
-    was `measured`, has changed that. `what` it waits for is on `server`, in that `turn` of a slot, and has `more`
-    tokens of the ticket than the cheapest place can have, which has from `least` to `most`. `rates`: of upstreams, with
-    what slots keep there, and the `highest` of all. `best`: the cheapest place, if it has some of the ticket. `rest_s`:
-    to evaluate what is not in the busy slot it waits for; `least_s`: no place is cheaper."""
+    was `measured`, has changed that; nor was it how long a copy takes (`copied`, None: no matter). `what` it waits for
+    is on `server`, in that `turn` of a slot, and has `more` tokens of the ticket than the cheapest place can have,
+    which has from `least` to `most`. `rates`: of upstreams, with what slots keep there, and the `highest` of all.
+    `best`: the cheapest place, if it has some of the ticket. `rest_s`: to evaluate what is not in the busy slot it
+    waits for; `least_s`: no place is cheaper."""
 
     terms: tuple[object, ...]
     first: int
     seen: int
     measured: int
+    copied: int | None
     servers: Group
     without: frozenset[int]
     server: Server

@@ -117,6 +117,7 @@ class Scheduler:
         if server is not None and server.slots.up and server.slots.observed:
             asked = now - ASSUMED_LOOK_S if asked_at is None else asked_at
             look(server, seen, asked, now, self._running, self._policy)
+            self._fleet.note_rewarm(server)
             server.slots.stir()
         return self._place(now)
 

@@ -180,12 +180,14 @@ class SlotSeen:
 
 @dataclass(frozen=True, slots=True)
 class WarmResult:
-    """`n_tokens` now in the slot; `n_blocks` of the first ticket's chain that they cover (None: the root's own)."""
+    """`n_tokens` now in the slot, of which `evaluated` took `seconds` (None: unknown; the server may have had more of
+    them than the slot did); `n_blocks` of the first ticket's chain that they cover (None: the root's own)."""
 
     ok: bool
     n_tokens: int = 0
     seconds: float = 0.0
     n_blocks: int | None = None
+    evaluated: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

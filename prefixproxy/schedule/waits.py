@@ -225,7 +225,8 @@ class Waits(Prices):
         return True
 
     def _as_measured(self, why: Standing, ticket: Ticket, index: Index) -> bool:
-        if index.measured == why.measured and isinstance(why.what, Slot) and why.rest_s is None:
+        same = index.measured == why.measured and why.copied in (None, index.copied)
+        if same and isinstance(why.what, Slot) and why.rest_s is None:
             what = why.what
             if what.turn != why.turn:
                 return False
@@ -239,9 +240,9 @@ class Waits(Prices):
                 return False
         if index.bounds()[0] > why.highest * (1 + 2 * ALIKE) or not self._still(why, ticket):
             return False
-        if index.measured != why.measured and not self._is_first(why, ticket):
+        if not same and not self._is_first(why, ticket):
             return False
-        why.measured = index.measured
+        why.measured, why.copied = index.measured, None if why.copied is None else index.copied
         return True
 
     def _is_first(self, why: Standing, ticket: Ticket) -> bool:
@@ -292,6 +293,7 @@ class Waits(Prices):
             first=first,
             seen=index.changes.now,
             measured=index.measured,
+            copied=index.copied if self._other_roots(ticket, one) else None,
             servers=servers,
             without=without,
             server=server,
@@ -305,6 +307,12 @@ class Waits(Prices):
             best=best.slot if best is not None and best.root is None and best.cached else None,
             rest_s=(ticket.n_tokens - shared) / server.rate(policy) if one.reason is HoldReason.SLOT_WAIT else None,
             least_s=(ticket.n_tokens - most) / highest - ROUNDING_S,
+        )
+
+    def _other_roots(self, ticket: Ticket, one: UnderWay) -> bool:
+        """Whether a root is under way that is waited for as long as that takes longer than a copy."""
+        return bool(ticket.chain.hashes) and any(
+            other.is_root and other.what is not one.what for other in self._alike(ticket)
         )
 
     def _limited(self, ticket: Ticket) -> bool:

@@ -57,8 +57,8 @@ def warmed(server: Server, root: Root, slot: Slot, result: WarmResult, policy: P
     if result.n_blocks is not None and root.leader is not None:
         chain = root.leader.head(result.n_blocks)
     held = Held(chain, result.n_tokens, result.n_tokens)
-    reused = slot.held.tokens_at(slot.held.chain.common_blocks(chain))
-    server.slots.rates.learn_prefill(result.n_tokens - reused, result.seconds)
+    if result.evaluated is not None:
+        server.slots.rates.learn_prefill(result.evaluated, result.seconds)
     root.tokens = result.n_tokens
     server.slots.overwrite(slot, held)
     slot.warmed = True

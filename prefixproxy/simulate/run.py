@@ -236,7 +236,7 @@ class Simulation:
 
     def _warmed(self, warm: Warm, server: VirtualServer, root: Text, evaluated: int) -> None:
         server.release(warm.slot.slot, self.now)
-        result = WarmResult(server.warms, len(root), evaluated / server.rate)
+        result = WarmResult(server.warms, len(root), evaluated / server.rate, evaluated=evaluated)
         self.apply(self.scheduler.warmed(warm.root, result, self.now))
 
     def _save(self, save: Save) -> None:

@@ -38,7 +38,9 @@ Messages = list[dict[str, str]]
 
 @dataclass(frozen=True)
 class Pattern:
-    """`order`: whose turn it is, one conversation after the other."""
+    """`order`: whose turn it is, one conversation after the other. `briefings`: second parts of the root, 0 for none.
+    Of the turns a share of `again` asks something else instead of its last question, of `aside` is no turn but a short
+    request of its own, as for a title, and of `shorter` goes on from the first question and its answer alone."""
 
     conversations: int = 40
     roots: int = 8
@@ -46,9 +48,23 @@ class Pattern:
     turn_words: int = 25
     at_once: int = N_SLOTS
     order: tuple[int, ...] = ()
+    briefings: int = 0
+    again: float = 0.0
+    aside: float = 0.0
+    shorter: float = 0.0
 
     def turns(self) -> tuple[int, ...]:
         return self.order or tuple(range(self.conversations)) * 3
+
+    def begin(self, history: Messages, mood: float) -> Messages:
+        """What the next question follows; `mood` from 0 to 1 says which kind of turn it is."""
+        if mood < self.aside:
+            return []
+        if mood < self.aside + self.again and len(history) > 2:
+            del history[-2:]
+        elif mood < self.aside + self.again + self.shorter:
+            del history[3:]
+        return history
 
 
 @dataclass(frozen=True)
@@ -91,16 +107,19 @@ async def converse(url: str, engine_url: str, pattern: Pattern) -> int:
     """Play the pattern; the least tokens it could have cost."""
     trie, rng, gate = Trie(), Random(7), asyncio.Semaphore(pattern.at_once)
     roots = [f"Root {number}. {words(rng, pattern.root_words)}" for number in range(pattern.roots)]
+    briefings = [f" Briefing {number}. {words(rng, 120)}" for number in range(pattern.briefings)] or [""]
     histories: list[Messages] = [
-        [{"role": "system", "content": roots[number % pattern.roots]}] for number in range(pattern.conversations)
+        [{"role": "system", "content": roots[number % pattern.roots] + briefings[number % len(briefings)]}]
+        for number in range(pattern.conversations)
     ]
     texts = [f"Turn {turn}: {words(rng, pattern.turn_words)}" for turn in range(len(pattern.turns()))]
+    moods = [rng.random() for _ in texts]
     locks = [asyncio.Lock() for _ in histories]
     server = LlamaServer("engine", engine_url)
 
-    async def turn(client: httpx.AsyncClient, number: int, text: str) -> None:
+    async def turn(client: httpx.AsyncClient, number: int, text: str, mood: float) -> None:
         async with locks[number], gate:
-            history = histories[number]
+            history = pattern.begin(histories[number], mood)
             history.append({"role": "user", "content": text})
             body: dict[str, Any] = {"messages": history, "max_tokens": MAX_TOKENS, "temperature": 0, "logprobs": True}
             answer = await client.post(PATH, json=body)
@@ -115,8 +134,8 @@ async def converse(url: str, engine_url: str, pattern: Pattern) -> int:
             base_url=url, timeout=300, limits=httpx.Limits(max_keepalive_connections=0)
         ) as client:
             async with asyncio.TaskGroup() as group:
-                for number, text in zip(pattern.turns(), texts, strict=True):
-                    group.create_task(turn(client, number, text))
+                for number, text, mood in zip(pattern.turns(), texts, moods, strict=True):
+                    group.create_task(turn(client, number, text, mood))
     finally:
         await server.close()
     return trie.least
@@ -133,7 +152,8 @@ async def one_arm(model: Path, kind: str, way: Way, pattern: Pattern) -> Arm:
 
 
 def drawn(rng: Random) -> Pattern:
-    """Any pattern: few or many conversations, in turn, in bursts, or as it comes."""
+    """Any pattern: few or many conversations, in turn, in bursts, or as it comes, that share one root, a few, or none,
+    or a briefing behind it; some ask again, start over or ask aside."""
     n = rng.choice([2, 4, 5, 8, 12, 20])
     rounds = rng.choice([2, 3, 4])
     match rng.choice(["in turn", "bursts", "any"]):
@@ -144,7 +164,11 @@ def drawn(rng: Random) -> Pattern:
         case _:
             order = [rng.randrange(n) for _ in range(n * rounds)]
     roots, long = rng.choice([1, 2, n]), rng.choice([20, 150, 400])
-    return Pattern(n, roots, long, rng.choice([5, 25, 120]), rng.choice([1, 4]), tuple(order))
+    words_each, at_once = rng.choice([5, 25, 120]), rng.choice([1, 2, 4, 8])
+    briefings, again, aside, shorter = (rng.choice([0, 0, 1]) for _ in range(4))
+    return Pattern(
+        n, roots, long, words_each, at_once, tuple(order), 3 * briefings, 0.2 * again, 0.2 * aside, 0.1 * shorter
+    )
 
 
 async def measure(

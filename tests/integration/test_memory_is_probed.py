@@ -25,7 +25,9 @@ async def capabilities(url: str) -> dict[str, Any]:
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize(("kind", "expected"), [("llama", True), ("attentive", True), ("mamba", False), ("swa", None)])
+@pytest.mark.parametrize(
+    ("kind", "expected"), [("llama", True), ("attentive", True), ("mamba", False), ("hybrid", False), ("swa", None)]
+)
 async def test_a_fresh_server_is_tried_and_a_used_one_is_left_alone(
     kind: str,
     expected: bool | None,

@@ -56,10 +56,11 @@ async def test_a_client_that_forbids_reuse_is_told_so(engine: RunningEngine) -> 
         assert await gauge(running) == "1.0"
 
 
+@pytest.mark.parametrize("kind", ["mamba", "hybrid"])
 async def test_a_model_that_cannot_forget_a_tail_is_found_out(
-    tiny_models: Callable[[str], Path], engine_factory: Callable[..., RunningEngine]
+    kind: str, tiny_models: Callable[[str], Path], engine_factory: Callable[..., RunningEngine]
 ) -> None:
-    engine = engine_factory(model=tiny_models("mamba"), parallel=1, ctx=4096)
+    engine = engine_factory(model=tiny_models(kind), parallel=1, ctx=4096)
     upstream = {"name": "local", "url": engine.url, "snapshots": "off"}
     async with running_proxy(engine.url, admission__root_threshold=NEVER_WARM, upstreams=[upstream]) as running:
         first, *others = [await asked(running, f"Lane {n} asks. " * 12) for n in range(3)]

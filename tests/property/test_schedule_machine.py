@@ -493,6 +493,7 @@ LATER_CAUGHT: list[Plant] = [
 PLANTED = SOON_CAUGHT + (LATER_CAUGHT if DEEP else [])
 
 
+@pytest.mark.timeout(900 if DEEP else 120)
 @pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
 def test_a_planted_bug_is_caught(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)

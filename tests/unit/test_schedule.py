@@ -92,7 +92,7 @@ def warm_up(s: Scheduler, tickets: Sequence[Ticket], now: float = 0.0) -> RootId
     s.submit(tickets, now)
     warm = s.tick(now + 0.02)[0]
     assert isinstance(warm, Warm)
-    s.warmed(warm.root, WarmResult(True, 2500, 12.5), now + 12.5)
+    s.warmed(warm.root, WarmResult(True, 2500, 12.5, evaluated=2500), now + 12.5)
     return warm.root
 
 
@@ -119,8 +119,8 @@ def test_the_answer_to_a_warm_up_is_for_its_own_slot() -> None:
     [warm] = s.tick(0.02)
     assert isinstance(warm, Warm)
     other = slot(1 - warm.slot.slot)
-    assert s.warmed(warm.root, WarmResult(True, 2500, 12.5), 1.0, other) == []
-    assert only(s.warmed(warm.root, WarmResult(True, 2500, 12.5), 12.5, warm.slot), Save)
+    assert s.warmed(warm.root, WarmResult(True, 2500, 12.5, evaluated=2500), 1.0, other) == []
+    assert only(s.warmed(warm.root, WarmResult(True, 2500, 12.5, evaluated=2500), 12.5, warm.slot), Save)
 
 
 def test_lanes_on_a_cold_root_wait_for_one_warm_up_and_get_copies_of_it() -> None:
@@ -131,7 +131,7 @@ def test_lanes_on_a_cold_root_wait_for_one_warm_up_and_get_copies_of_it() -> Non
     assert isinstance(warm, Warm)
     root = warm.root
     assert (warm.slot, warm.tickets) == (slot(0), ("a", "b", "c"))
-    assert s.warmed(root, WarmResult(True, 2500, 12.5), 12.5) == [Save(root, slot(0), file_of(3))]
+    assert s.warmed(root, WarmResult(True, 2500, 12.5, evaluated=2500), 12.5) == [Save(root, slot(0), file_of(3))]
     assert s.saved(root, True, 50_000_000, 0.05, 12.6) == [
         Grant(TicketId("a"), slot(0), "u", 2500, False, Reason.WARMED),
         Restore(root, slot(1), file_of(3), source=slot(0)),
@@ -242,7 +242,7 @@ def test_two_cold_roots_are_warmed_one_after_the_other() -> None:
     assert len(first) == 1
     assert holds(s, 0.02) == {"a": HoldReason.WARMING, "b": HoldReason.WARMING}
     assert isinstance(first[0], Warm)
-    effects = s.warmed(first[0].root, WarmResult(True, 2500, 12.5), 12.5)
+    effects = s.warmed(first[0].root, WarmResult(True, 2500, 12.5, evaluated=2500), 12.5)
     assert only(effects, Warm) == []
     effects = s.saved(first[0].root, True, 50_000_000, 0.05, 12.6)
     assert granted(effects) == [("a", slot(0))]
@@ -325,7 +325,7 @@ def test_a_warm_up_that_is_never_answered_counts_as_failed() -> None:
     [grant, poll] = s.tick(30.02)
     assert isinstance(grant, Grant)
     assert (grant.slot, grant.reason, poll) == (slot(1), Reason.HOLD_EXPIRED, Poll("u"))
-    assert only(s.warmed(warm.root, WarmResult(True, 2500, 12.5), 31.0), Save) == []  # too late
+    assert only(s.warmed(warm.root, WarmResult(True, 2500, 12.5, evaluated=2500), 31.0), Save) == []  # too late
     assert states(s) == "dl"
 
 
@@ -337,7 +337,7 @@ def test_a_warm_up_outlives_its_client_and_the_retry_joins_it() -> None:
     assert s.cancel(TicketId("a"), 5.0) == []
     assert states(s) == "ri"
     assert s.submit([replace(lane(0), id=TicketId("again"))], 5.1) == []
-    s.warmed(warm.root, WarmResult(True, 2500, 12.5), 12.5)
+    s.warmed(warm.root, WarmResult(True, 2500, 12.5, evaluated=2500), 12.5)
     assert granted(s.saved(warm.root, True, 50_000_000, 0.05, 12.6)) == [("again", slot(0))]
 
 
@@ -370,7 +370,7 @@ def test_snapshots_that_do_not_deliver_twice_in_a_row_are_given_up_visibly() -> 
     [_, other] = [s.submit([lane(2, OTHER), lane(3, OTHER)], 28.0), s.tick(28.02)]
     [warm] = only(other, Warm)
     assert isinstance(warm, Warm)
-    s.warmed(warm.root, WarmResult(True, 2000, 10.0), 38.0)
+    s.warmed(warm.root, WarmResult(True, 2000, 10.0, evaluated=2000), 38.0)
     [restore] = only(s.saved(warm.root, True, 40_000_000, 0.05, 38.1), Restore)
     assert isinstance(restore, Restore)
     s.restored(restore.slot, warm.root, True, 0.03, 38.2)
@@ -785,6 +785,30 @@ def test_a_probe_that_found_nothing_new_changes_nothing() -> None:
     assert (states(s), s.snapshot(1.0).running) == ("l", 1)
 
 
+def test_a_server_found_empty_while_others_wait_is_refilled_when_nobody_does() -> None:
+    s = ready(policy=Policy(max_concurrency=1))
+    root = warm_up(s, [lane(0), lane(1)])
+    assert granted(s.saved(root, True, 1_000_000, 0.1, 12.6)) == [("a", slot(0))]
+    s.cancel(TicketId("b"), 12.7)
+    s.started(TicketId("a"), 12.75)
+    seen(s, 12.8, busy=[0], n_tokens=2500)
+    s.submit([lane(2)], 12.9)
+    assert (holds(s, 12.9), states(s, 12.9)) == ({"c": HoldReason.CONCURRENCY}, "li")
+    assert seen(s, 13.0, busy=[0], n_tokens=None) == []
+    assert s.tick(14.0) == []
+    assert s.cancel(TicketId("c"), 15.0) == [Restore(root, slot(1), file_of(), slot(0))]
+
+
+def test_what_a_server_without_reuse_holds_spares_a_ticket_nothing() -> None:
+    s = ready()
+    s.submit([lane(0, warmable=False)], 0.0)
+    s.finished(TicketId("a"), Finish(True, 0, 2540, 1, 1.0), 1.0)
+    fleet, ticket = s._fleet, lane(1)
+    assert fleet.uncached_tokens(ticket, Policy()) < 100
+    s.upstream_up(replace(facts(n_slots=2, capabilities=FULL), reuse_off="switched off"), 2.0)
+    assert fleet.uncached_tokens(ticket, Policy()) == ticket.n_tokens
+
+
 # views
 
 
@@ -798,6 +822,16 @@ def test_the_state_line_and_the_snapshot_say_who_has_what() -> None:
     assert [row.ticket for row in view.slots] == ["a", "b", None]
     assert view.queue_depth == {Priority.INTERACTIVE: 1, Priority.BATCH: 0}
     assert (view.roots[0].state, view.roots[0].file) == ("warming", None)
+
+
+def test_what_a_server_had_of_a_root_elsewhere_is_no_sign_of_its_speed() -> None:
+    """Its RAM cache may have nearly all of it, of which no slot shows anything."""
+    s = ready()
+    s.submit([lane(0), lane(1)], 0.0)
+    (warm,) = only(s.tick(0.02), Warm)
+    assert isinstance(warm, Warm)
+    s.warmed(warm.root, WarmResult(True, 2500, 0.2, evaluated=20), 0.3)
+    assert s.snapshot(0.3).upstreams[0].prefill_tokens_per_s is None
 
 
 def test_rates_are_unknown_until_measured() -> None:
