@@ -32,8 +32,8 @@ from prefixproxy.dispatch import Dispatcher
 from prefixproxy.engine import Engine
 from prefixproxy.errors import BadRequest, ProxyError, UsageError
 from prefixproxy.events import Events
-from prefixproxy.facts.flags import DEFAULT_KV_TYPE
-from prefixproxy.facts.process import kv_types_of
+from prefixproxy.facts.flags import Flags
+from prefixproxy.facts.process import flags_of
 from prefixproxy.gate import Gate
 from prefixproxy.guard import ContextGuard, TenantLimits
 from prefixproxy.intake import until_stopped
@@ -67,8 +67,8 @@ EMBEDDED = "embedded"
 NO_ROLLBACK_SHARE = 0.9
 """Of the tokens before a forgotten tail, this share or less was reused: the model's memory cannot be cut back to where
 one likes. Plain attention keeps all of them; checkpoints keep some."""
-_EMBEDDED_KV_TYPES = (DEFAULT_KV_TYPE, DEFAULT_KV_TYPE)
-"""No setting changes them."""
+_EMBEDDED_FLAGS = Flags(())
+"""Of those that decide about reuse, no setting changes any."""
 EVENTS_PATH = "/prefixproxy/events"
 MAX_TOOL_SETS, MAX_CALLS, MAX_MEMORY_BYTES = 1024, 16_384, 32 << 20
 
@@ -223,7 +223,7 @@ class _Entrance:
 def _backends(settings: Settings, engine: Engine | None) -> list[tuple[Backend, int, bool]]:
     if engine is not None:
         embedded = LlamaServer(
-            EMBEDDED, engine.url, build=lambda: engine.build, shared=False, kv_types=lambda: _EMBEDDED_KV_TYPES
+            EMBEDDED, engine.url, build=lambda: engine.build, shared=False, flags=lambda: _EMBEDDED_FLAGS
         )
         return [(embedded, 0, True)]
     return [(backend_of(u), u.slots, u.snapshots == "auto") for u in settings.upstreams]
@@ -233,7 +233,7 @@ def backend_of(upstream: Upstream) -> Backend:
     """The adapter for an upstream's kind; for "auto", one that asks."""
     where = upstream.name, upstream.url, upstream.api_key
     kinds: dict[str, Callable[[], Backend]] = {
-        "llama-server": lambda: LlamaServer(*where, kv_types=partial(kv_types_of, upstream.url)),
+        "llama-server": lambda: LlamaServer(*where, flags=partial(flags_of, upstream.url)),
         "ollama": lambda: Ollama(*where, upstream.normalise),
         "openai": lambda: OpenAIServer(*where),
     }

@@ -273,7 +273,8 @@ class Dispatcher:
             queued_s=now - entry.since,
             upstream_since=keeper.state.back_since,
             native=keeper.can.native,
-            reuse=not keeper.reuse_off,
+            reuse_off=keeper.reuse_off,
+            never_reuses=keeper.state.facts is not None and keeper.state.facts.never_reuses,
         )
         lease.run_beside(self._leases.values())
         self._leases[grant.ticket_id] = lease

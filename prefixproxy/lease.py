@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Protocol, assert_never
 
 from prefixproxy.backends import Backend, SlotReading
-from prefixproxy.errors import ProxyError, Rejected, UpstreamUnavailable
+from prefixproxy.errors import BadRequest, ProxyError, Rejected, UpstreamUnavailable
 from prefixproxy.schedule.rates import MIN_RATE_TOKENS
 from prefixproxy.schedule.roots import DELIVERED_SHARE
 from prefixproxy.schedule.types import Reason, Reject, RejectReason, Ticket
-from prefixproxy.types import Usage
+from prefixproxy.types import PINNABLE, Api, Usage
 from prefixproxy.warming import Rendering
 
 
@@ -70,14 +70,27 @@ class Lease:
     """Cached tokens of a request that was broken off within its prefill, None for any other."""
     native: bool = False
     """Its upstream is llama-server (`Capabilities.native`)."""
-    reuse: bool = True
-    """Its upstream may reuse prefixes."""
+    reuse_off: str = ""
+    """Why its upstream must not reuse anything; "" if it may."""
+    never_reuses: bool = False
+    """Its upstream reuses nothing anyway."""
     alone: bool = True
     """No other request of ours ran beside it on its upstream."""
     truncated: bool = False
     """Its upstream evaluated only a part of the prompt."""
     limit: asyncio.Timeout | None = None
     """Ends it when its upstream is lost and its connection does not say so."""
+
+    def require_obedience(self, api: Api) -> None:
+        """Raises BadRequest where nothing may be reused and the path has no way to say so: llama-server drops
+        `cache_prompt` from /v1/messages (server-chat.cpp)."""
+        if self.reuse_off and self.native and not self.never_reuses and api not in PINNABLE:
+            self.idle = True
+            raise BadRequest(
+                f"nothing may be reused on upstream {self.backend.name} ({self.reuse_off}), and this path has no way "
+                "to ask llama-server for that: start it with --no-cache-prompt, or use /v1/chat/completions",
+                code="reuse_off",
+            )
 
     def end_by(self, when: float | None) -> None:
         """On the event loop's clock; None: whenever it likes."""

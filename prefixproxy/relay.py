@@ -311,6 +311,7 @@ class _Run:
             exchange.times.own_s += max(0.0, self._clock() - before - lease.queued_s)
             self._parts.telemetry.sent(exchange, self._clock())
             self._parts.learned()
+            lease.require_obedience(exchange.api)
             ours, control = self._control(lease)
             answering = Answering(
                 exchange,
@@ -379,7 +380,7 @@ class _Run:
             edits.append(SetKey((), "id_slot", lease.slot))
         elif "id_slot" in data and api in PINNABLE:
             edits.append(Remove(("id_slot",)))
-        off = lease.native and api in PINNABLE and not (self._exchange.reuse and lease.reuse)
+        off = lease.native and api in PINNABLE and not (self._exchange.reuse and not lease.reuse_off)
         if off:
             edits.append(SetKey((), "cache_prompt", False))
         if not lease.native:

@@ -188,6 +188,8 @@ class UpstreamFacts:
     """As the model's file names it, "" where that is not known."""
     kv_types: tuple[str, str] | None = None
     """What keys and values of its cache are made of ("f16", "q8_0"), None where that is not known."""
+    never_reuses: bool = False
+    """It was told to reuse nothing, whatever a request says (`--no-cache-prompt`)."""
     reuse_off: str = ""
     """Why nothing may be reused there; "" if it may."""
     tried: Mapping[int, Usage] = field(default_factory=dict)

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import quote
 
 import orjson
@@ -51,11 +51,21 @@ def says_loading(body: bytes) -> bool:
         return False
 
 
+class CommandLine(Protocol):
+    """What the flags of a server say that it tells nobody."""
+
+    @property
+    def kv_types(self) -> tuple[str, str]: ...
+
+    @property
+    def cache_prompt(self) -> bool | None: ...
+
+
 class LlamaServer(HttpUpstream):
     """A `Backend` over a running llama-server. `build` tells what it was built from where its own answer does not: a
     build from source says "b0-unknown". `shared`: whether anybody else may know its address. `tries`: whether a probe
-    may find out about the memory of a server that nobody has used, which gives it 62 tokens to evaluate. `kv_types` is
-    asked, in a thread, at each probe: no answer of the server tells them."""
+    may find out about the memory of a server that nobody has used, which gives it 62 tokens to evaluate. `flags` is
+    asked for its command line, in a thread, at each probe."""
 
     def __init__(
         self,
@@ -66,13 +76,13 @@ class LlamaServer(HttpUpstream):
         *,
         shared: bool = True,
         tries: bool = True,
-        kv_types: Callable[[], tuple[str, str] | None] = lambda: None,
+        flags: Callable[[], CommandLine | None] = lambda: None,
     ) -> None:
         super().__init__(name, url, api_key)
         self._shared = shared
         self._tries = tries
         self._build = build
-        self._kv_types = kv_types
+        self._flags = flags
         self._rolls_back: dict[str, bool | None] = {}
         self._architecture = ("", "")
 
@@ -83,6 +93,7 @@ class LlamaServer(HttpUpstream):
         observe = bool(props.get("endpoint_slots", True)) and await self._lists_slots()
         snapshot = observe and await self._saves_slots()
         modalities = props.get("modalities") or {}
+        flags = await asyncio.to_thread(self._flags)
         tried: dict[int, Usage] = {}
         return UpstreamFacts(
             name=self.name,
@@ -106,7 +117,8 @@ class LlamaServer(HttpUpstream):
             multimodal=any(modalities.values()) if isinstance(modalities, dict) else False,
             shared=self._shared,
             architecture=await self._architecture_at(str(props.get("model_path") or "")),
-            kv_types=await asyncio.to_thread(self._kv_types),
+            kv_types=flags.kv_types if flags is not None else None,
+            never_reuses=flags is not None and flags.cache_prompt is False,
             tried=tried,
         )
 

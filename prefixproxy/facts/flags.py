@@ -77,6 +77,11 @@ class Flags:
         return bool(self.kv_unified)
 
     @property
+    def kv_types(self) -> tuple[str, str]:
+        """What keys and values of the cache are made of."""
+        return self.type_k or DEFAULT_KV_TYPE, self.type_v or DEFAULT_KV_TYPE
+
+    @property
     def ram_mib(self) -> int:
         """The RAM cache's limit; 0: off, -1: no limit."""
         return DEFAULT_CACHE_RAM_MIB if self.cache_ram_mib is None else self.cache_ram_mib

@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from prefixproxy.backends.ollama_local import child_command_lines
-from prefixproxy.facts.flags import DEFAULT_KV_TYPE, ENVIRONMENT, Flags, is_llama_server, read_flags
+from prefixproxy.facts.flags import ENVIRONMENT, Flags, is_llama_server, read_flags
 
 PROC = Path("/proc")
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -32,13 +32,6 @@ def flags_of(url: str, proc: Path = PROC) -> Flags | None:
         if _holds(folder, inodes) and (flags := _flags_in(folder)) is not None:
             return flags
     return None
-
-
-def kv_types_of(url: str) -> tuple[str, str] | None:
-    """The types of keys and values in the KV cache of the llama-server behind this URL, as its command line has them;
-    None where `flags_of` tells nothing."""
-    flags = flags_of(url)
-    return None if flags is None else (flags.type_k or DEFAULT_KV_TYPE, flags.type_v or DEFAULT_KV_TYPE)
 
 
 def flags_of_children(url: str, proc: Path = PROC) -> Flags | None:

@@ -108,6 +108,11 @@ def test_a_model_with_a_recorded_corruption_starts_without_reuse(tiny_model: Pat
         assert "run `prefixproxy verify` on this build first" in upstream["reuse_off"]
         answers = [httpx.post(f"{proxy.url}/v1/chat/completions", json=CHAT, timeout=120).json() for _ in range(2)]
         assert [answer["timings"]["cache_n"] for answer in answers] == [0, 0]
+        # llama-server drops `cache_prompt` there: it would reuse whatever it is told
+        refused = httpx.post(f"{proxy.url}/v1/messages", json={**CHAT, "model": "kimi"}, timeout=120)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "reuse_off")
+        assert "start it with --no-cache-prompt" in refused.json()["error"]["message"]
+        assert httpx.post(f"{proxy.url}/v1/chat/completions", json=CHAT, timeout=120).status_code == 200
 
 
 def until(url: str, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:

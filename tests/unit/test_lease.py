@@ -6,10 +6,11 @@ import pytest
 
 from prefixproxy.backends import SlotReading
 from prefixproxy.backends.llamacpp import LlamaServer
+from prefixproxy.errors import BadRequest
 from prefixproxy.lease import CutShort, Lease
 from prefixproxy.prefix import chain_of
 from prefixproxy.schedule.types import Reason, Ticket
-from prefixproxy.types import TicketId, Usage
+from prefixproxy.types import Api, TicketId, Usage
 
 
 def lease(slot: int | None = 2, reused: int | None = 900, upstream: str = "u") -> Lease:
@@ -32,6 +33,17 @@ def test_the_length_of_the_idle_slot_less_what_was_reused_is_what_was_evaluated(
     assert told(cut_short, asked_at=9.0) == [], "older than the end of the request"
     assert told(cut_short) == [(2, 900, 512)]
     assert told(cut_short) == [], "once"
+
+
+def test_a_path_that_cannot_ask_for_no_reuse_is_refused_where_nothing_may_be_reused() -> None:
+    one = lease()
+    one.native, one.reuse_off = True, "verify failed"
+    with pytest.raises(BadRequest, match=r"nothing may be reused on upstream u \(verify failed\)") as caught:
+        one.require_obedience(Api.MESSAGES)
+    assert (caught.value.code, one.idle) == ("reuse_off", True)
+    one.require_obedience(Api.CHAT)
+    one.never_reuses = True
+    one.require_obedience(Api.MESSAGES)
 
 
 @pytest.mark.parametrize("n", [None, 899])
