@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ import orjson
 
 from prefixproxy.capacity.fit import (
     SLOTS,
+    Compared,
     Fit,
     Model,
     compare,
@@ -31,6 +33,9 @@ from prefixproxy.facts.startup import startup_log
 
 DEFAULT_SLOTS = 4
 MOST_SLOTS = 256
+LEAST_MEMORY = 1 << 20
+ALIKE = 2.0
+"""Weights that differ by less may be those of one model: what is mapped and offloaded may count twice."""
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _SHOWN_TYPES = ("f16", "q8_0", "q4_0")
@@ -72,10 +77,14 @@ def planned(options: PlanOptions) -> Plan:
     _check(options)
     header = header_of(options.file)
     log = startup_log(options.log) if options.log is not None else None
+    if log is not None and log.arch and log.arch != header.arch:
+        raise UsageError(f"--log: it tells of a model of {log.arch}, and {options.file} is one of {header.arch}")
     shape = shape_of(header)
     known = shape if isinstance(shape, Shape) else None
     model, notes = _model(header, shape, log, (type_k, type_v), options.swa_full)
     fit = _fit(model, options, memory) if model is not None else None
+    compared = compare(known, header.weights_bytes, log) if log is not None else ()
+    notes = [*notes, *_doubts(fit, header, compared)]
     return Plan(
         file=str(options.file),
         name=options.file.name,
@@ -87,6 +96,7 @@ def planned(options: PlanOptions) -> Plan:
         type_v=type_v,
         swa_full=options.swa_full and known is not None and known.n_swa > 0,
         shape=known,
+        n_ctx_train=header.whole("context_length"),
         model=model,
         per_token=_per_token(known),
         slots=sorted({*SLOTS, *((options.parallel,) if options.parallel else ())}),
@@ -94,7 +104,7 @@ def planned(options: PlanOptions) -> Plan:
         fit=fit,
         asked=options.parallel is not None and options.ctx is not None,
         build=(log.build if log is not None else None) or "",
-        compared=compare(known, header.weights_bytes, log) if log is not None else (),
+        compared=compared,
         notes=(*notes, *(known.notes if known else ()), *((_LEFT_OUT,) if model is not None else ())),
     )
 
@@ -116,7 +126,22 @@ def _model(
     if log.kv_types != types:
         raise UsageError(f"--kv-type: the log is of K {log.kv_types[0]}, V {log.kv_types[1]}; plan with these")
     said = f"{shape[0].upper()}{shape[1:]}: taken from the engine's own allocation in the log."
-    return Model(header.weights_bytes, logged, header.own("context_length")), [said]
+    return Model(header.weights_bytes, logged, header.whole("context_length")), [said]
+
+
+def _doubts(fit: Fit | None, header: Header, compared: Sequence[Compared]) -> Iterator[str]:
+    """What the numbers do not tell."""
+    trained = header.whole("context_length")
+    if fit is not None and trained and fit.n_ctx_slot > trained:
+        yield (
+            f"The model was trained on {trained:,} tokens: llama-server gives a slot no more, and the memory of the "
+            "rest is wasted."
+        )
+    for one in compared:
+        if one.what == "weights" and one.computed_mib and one.logged_mib is not None:
+            share = one.logged_mib / one.computed_mib
+            if not 1 / ALIKE < share < ALIKE:
+                yield "The weights in the log are others: is it the log of another model?"
 
 
 def _fit(model: Model, options: PlanOptions, memory: int) -> Fit | None:
@@ -160,6 +185,7 @@ def _memory(text: str | None) -> tuple[int, str]:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), "all of this machine's RAM; --memory sets it"
     found = _SIZE.fullmatch(text.strip())
     n_bytes = int(float(found[1]) * _UNITS[found[2].upper()]) if found else 0
-    if not n_bytes:
-        raise UsageError(f"--memory: a size such as 16G or 24000M is expected (got {text!r})")
+    if n_bytes < LEAST_MEMORY:
+        which = f", which is {n_bytes:,} bytes" if n_bytes else ""
+        raise UsageError(f"--memory: a size such as 16G or 24000M is expected (got {text!r}{which})")
     return n_bytes, "--memory"

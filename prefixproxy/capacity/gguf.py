@@ -6,6 +6,7 @@ for the dozen numbers needed. Layout as ggml documents it (its gguf.md). Long ar
 
 from __future__ import annotations
 
+import math
 import re
 import struct
 from collections.abc import Mapping
@@ -20,6 +21,15 @@ MAX_STRING_BYTES = 16 << 20
 MAX_ARRAY = 1 << 27
 KEPT_ITEMS = 4096
 """Arrays with more are skipped: per-layer numbers have fewer, vocabularies more."""
+MAX_DIMENSIONS = 8
+BLOCKS = {
+    **{0: (1, 4), 1: (1, 2), 2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24), 8: (32, 34), 9: (32, 36)},
+    **{10: (256, 84), 11: (256, 110), 12: (256, 144), 13: (256, 176), 14: (256, 210), 15: (256, 292), 16: (256, 66)},
+    **{17: (256, 74), 18: (256, 98), 19: (256, 50), 20: (32, 18), 21: (256, 110), 22: (256, 82), 23: (256, 136)},
+    **{24: (1, 1), 25: (1, 2), 26: (1, 4), 27: (1, 8), 28: (1, 8), 29: (256, 56), 30: (1, 2), 34: (256, 54)},
+    **{35: (256, 66), 39: (32, 17)},
+}
+"""Values in a block of each ggml_type, and its bytes (ggml-common.h)."""
 _DEFAULT_ALIGNMENT = 32
 _STRING, _ARRAY = 8, 9
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -41,6 +51,11 @@ class Header:
     @property
     def arch(self) -> str:
         return str(self.metadata.get("general.architecture") or "")
+
+    def whole(self, key: str) -> int | None:
+        """A number of the architecture's own, None without it or where it is none."""
+        found = self.own(key)
+        return found if isinstance(found, int) and not isinstance(found, bool) else None
 
     def own(self, key: str) -> Any:
         """A value of the architecture's own, such as "block_count"; None without it."""
@@ -64,13 +79,16 @@ def read_header(file: BinaryIO, file_bytes: int) -> Header:
         value = reader.value(reader.number("I"))
         if value is not None:
             metadata[key] = value
+    tensors_end = 0
     for _ in range(n_tensors):
-        reader.string()
-        reader.take(reader.number("I") * 8 + 12)
+        tensors_end = max(tensors_end, reader.tensor_end())
     alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
     if not isinstance(alignment, int) or alignment < 1:
         raise NotGguf(f"an alignment of {alignment} cannot be")
     data_from = -(-reader.offset // alignment) * alignment
+    if file_bytes < data_from + tensors_end:
+        missing = data_from + tensors_end - file_bytes
+        raise NotGguf(f"it is cut off: {missing:,} bytes of its tensors are missing (a download that did not finish?)")
     return Header(metadata, n_tensors, max(0, file_bytes - data_from))
 
 
@@ -104,6 +122,18 @@ class _Reader:
 
     def string(self) -> str:
         return self.take(self.number("Q")).decode("utf-8", "replace")
+
+    def tensor_end(self) -> int:
+        """Where one tensor's data ends, in bytes from where all data begins; where it begins, if its type is not
+        known."""
+        self.string()
+        n_dimensions = self.number("I")
+        if n_dimensions > MAX_DIMENSIONS:
+            raise NotGguf(f"a tensor of {n_dimensions} dimensions cannot be")
+        values = math.prod(self.number("Q") for _ in range(n_dimensions))
+        kind, offset = self.number("I"), self.number("Q")
+        block, size = BLOCKS.get(kind, (1, 0))
+        return int(offset + values // block * size)
 
     def value(self, kind: int) -> Any:
         """A value, None for an array that is skipped."""

@@ -129,12 +129,12 @@ def shape_of(header: Header) -> Shape | str:
         return f"{n_layers} layers cannot be"
     try:
         return _shape(header)
-    except (KeyError, TypeError, ZeroDivisionError):
+    except (KeyError, TypeError, ValueError, StopIteration, ZeroDivisionError):
         return f"the file does not state the shapes that {arch!r} needs"
 
 
 def _shape(header: Header) -> Shape:
-    arch, n_ctx_train = header.arch, header.own("context_length")
+    arch, n_ctx_train = header.arch, header.whole("context_length")
     n_layers = int(header.own("block_count")) - int(header.own("nextn_predict_layers") or 0)
     if arch in RECURRENT:
         state, notes = _state(header, n_layers)

@@ -33,6 +33,7 @@ class Plan:
     type_v: str
     swa_full: bool
     shape: Shape | None
+    n_ctx_train: int | None
     model: Model | None
     per_token: Sequence[tuple[str, int]]
     slots: Sequence[int]
@@ -91,7 +92,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "model": plan.name,
         "arch": plan.arch,
         "build": plan.build or None,
-        "n_ctx_train": plan.shape.n_ctx_train if plan.shape else None,
+        "n_ctx_train": plan.n_ctx_train,
         "weights_bytes": plan.weights_bytes,
         "memory_bytes": plan.memory_bytes,
         "memory_from": plan.memory_from,
@@ -129,7 +130,7 @@ def _head(plan: Plan) -> list[str]:
 
 def _model_lines(plan: Plan) -> list[str]:
     shape = plan.shape
-    trained = f"{shape.n_ctx_train:,} tokens" if shape is not None and shape.n_ctx_train else UNKNOWN
+    trained = f"{plan.n_ctx_train:,} tokens" if plan.n_ctx_train else UNKNOWN
     rows = [
         ("weights", _size(plan.weights_bytes)),
         ("memory", f"{_size(plan.memory_bytes)} ({plan.memory_from})"),
@@ -137,7 +138,8 @@ def _model_lines(plan: Plan) -> list[str]:
     ]
     if shape is not None:
         windowed = sum(layer.window for layer in shape.layers)
-        layers = f"{len(shape.layers)} layers with a KV cache" if shape.layers else "no KV cache, a state for each slot"
+        n = len(shape.layers)
+        layers = f"{n} layer{'' if n == 1 else 's'} with a KV cache" if n else "no KV cache, a state for each slot"
         rows.append(("layers", layers + (f", {windowed} of them with a window of {shape.n_swa:,}" if windowed else "")))
     rows += [("KV per token", ", ".join(f"{kind} {n:,} bytes" for kind, n in plan.per_token))] if plan.per_token else []
     if plan.model is not None and plan.model.state_bytes:
@@ -165,8 +167,9 @@ def _fit_lines(plan: Plan) -> list[str]:
     )
     fits = fit.needs_bytes <= plan.memory_bytes
     told = "What was asked for" if plan.asked else "The largest fit"
+    take = "take" if plan.shape is None or plan.shape.exact else "take at least"
     end = "" if fits else f": {_size(fit.needs_bytes - plan.memory_bytes)} too much"
-    return [f"{told}: {what} take {_size(fit.needs_bytes)}{end}.", f"  {plan.flags}"]
+    return [f"{told}: {what} {take} {_size(fit.needs_bytes)}{end}.", f"  {plan.flags}"]
 
 
 def _compared_line(one: Compared) -> str:

@@ -79,7 +79,8 @@ def _capped(seen: Evidence) -> Iterator[Finding]:
 
 def _unified(seen: Evidence) -> Iterator[Finding]:
     fix = f"-np {seen.facts.n_slots or 4} --no-kv-unified (and -c for all slots together)"
-    cleared = seen.trial.keeps_idle is False
+    empty = seen.trial.emptied if seen.facts.kv_unified is None else 0
+    cleared = seen.trial.keeps_idle is False or empty > 0
     if not cleared and not seen.facts.kv_unified:
         unknown = seen.facts.kv_unified is None and seen.trial.keeps_idle is None
         if unknown and (seen.facts.n_slots or 1) > 1:
@@ -102,6 +103,8 @@ def _unified(seen: Evidence) -> Iterator[Finding]:
         return
     told_by = seen.facts.told_by.get("kv_unified")
     told = "a slot that was idle lost its tokens when another one worked" if cleared else "kv_unified is true"
+    if empty:
+        told = f"{empty} of {seen.facts.n_slots} slots have answered and hold nothing now"
     yield error(
         "kv-unified",
         f"{told} ({told_by})" if told_by and not cleared else told,
@@ -169,7 +172,7 @@ def _restore(seen: Evidence) -> Iterator[Finding]:
         yield error("restore-without-effect", told, why, fix)
         return
     off = str((seen.behind.get("scheduler") or {}).get("snapshots_off_because") or "")
-    if off and seen.capabilities.snapshot:
+    if off and seen.capabilities.snapshot and not seen.behind.get("reuse_off"):
         yield warning("restore-without-effect", f"the proxy has stopped using snapshots: {off}", why, fix)
 
 

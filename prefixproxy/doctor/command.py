@@ -15,11 +15,11 @@ from rich.console import Console
 
 from prefixproxy.backends.http import HttpUpstream
 from prefixproxy.doctor.evidence import Demand
-from prefixproxy.doctor.findings import error, note
+from prefixproxy.doctor.findings import Finding, error, note
 from prefixproxy.doctor.look import Asked, examined
 from prefixproxy.doctor.show import Examined, Report, as_json, report_lines
 from prefixproxy.engine import Engine, EngineSettings
-from prefixproxy.errors import ProxyError, UsageError
+from prefixproxy.errors import ProxyError, UpstreamLoading, UsageError
 from prefixproxy.facts.gather import Sight, look, look_at_engine, look_behind, proxy_status
 from prefixproxy.facts.log import read_log
 from prefixproxy.facts.startup import log_lines
@@ -28,6 +28,7 @@ from prefixproxy.state import MEMORY, StateFile
 from prefixproxy.types import Kind
 from prefixproxy.verdicts import ROWS, Verdicts
 
+_KEY_WANTED = (401, 403)
 START_TIMEOUT_S = 300.0
 _TELLING = {"verbosity": 4}
 """At this verbosity the embedded engine's log has what it allocated."""
@@ -73,30 +74,35 @@ async def _examine(options: DoctorOptions, log: Sequence[str]) -> Report:
         found = [await _one(upstream, asked, log) for upstream in options.settings.upstreams]
         return Report((), found)
     own = _own_url(options.settings)
+    key = _key_for(own, options.settings)
     try:
-        status = await proxy_status(own, _key_for(own, options.settings))
+        status = await proxy_status(own, key)
     except ProxyError:
         status = None
     if status is not None:
-        return await _behind(own, status, options.settings, asked, log)
+        return await _behind(own, key, status, options.settings, asked, log)
     return await _embedded(options.engine, asked)
 
 
 async def _at(server: Upstream, settings: Settings, asked: Asked, log: Sequence[str]) -> Report:
     """One server, or, if that is a prefixproxy, its upstreams."""
+    key = server.api_key or _key_for(server.url, settings)
     try:
-        status = await proxy_status(server.url, _key_for(server.url, settings))
+        status = await proxy_status(server.url, key)
     except ProxyError as failure:
         return Report((), [_unreachable(server.name, server.url, failure)])
     if status is not None:
-        return await _behind(server.url, status, settings, asked, log)
+        return await _behind(server.url, key, status, settings, asked, log)
+    if server.api_key:
+        return Report((), [await _one(server, asked, log)])
     known = next((one for one in settings.upstreams if one.url == server.url), server)
     return Report((), [await _one(known, asked, log)])
 
 
-async def _behind(url: str, status: Mapping[str, Any], settings: Settings, asked: Asked, log: Sequence[str]) -> Report:
-    """The upstreams that a prefixproxy names, with what it has seen of their use."""
-    key = _key_for(url, settings)
+async def _behind(
+    url: str, key: str, status: Mapping[str, Any], settings: Settings, asked: Asked, log: Sequence[str]
+) -> Report:
+    """The upstreams that a prefixproxy names, with what it has seen of their use. `key` is for the proxy."""
     records = await _records(url, key)
     about = [f"{url} is prefixproxy {status['version']}; these are its upstreams."]
     found = []
@@ -207,10 +213,23 @@ def _demand(records: Sequence[Mapping[str, Any]], upstream: str, demand: Demand)
 
 
 def _unreachable(name: str, url: str, failure: ProxyError) -> Examined:
-    return Examined(name, url, None, [_down(url, failure.message)])
+    """Why there is nothing to say: it wants a key, it answers like nothing that is known, or nobody answers."""
+    cause = failure.__cause__
+    statuses = [one.details.get("upstream_status") for one in (failure, cause) if isinstance(one, ProxyError)]
+    if any(status in _KEY_WANTED for status in statuses):
+        why = "Nothing can be said about a server that tells nothing without its key."
+        found = error("key-wanted", failure.message, why, "--api-key KEY, or upstreams[].api_key in the settings")
+    elif isinstance(cause, OSError):
+        found = _down(url, f"{failure.message} ({cause.strerror or cause})")
+    elif isinstance(failure, UpstreamLoading):
+        found = _down(url, failure.message)
+    else:
+        why = "Nothing can be said about what is no llama-server, Ollama or OpenAI-compatible server."
+        found = error("unknown-server", failure.message, why, "the base URL, such as http://127.0.0.1:8080")
+    return Examined(name, url, None, [found])
 
 
-def _down(url: str, why: str) -> Any:
+def _down(url: str, why: str) -> Finding:
     return error("unreachable", why, "Nothing can be said about a server that does not answer.", f"start it at {url}")
 
 

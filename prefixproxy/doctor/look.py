@@ -52,15 +52,16 @@ class Asked:
 async def examined(name: str, sight: Sight, asked: Asked) -> Examined:
     """All findings about one upstream that answers. Raises ProxyError when it stops answering."""
     async with _client(name, sight.url, asked.api_key) as http:
+        facts = sight.facts
         if sight.upstream.kind == "llama-server":
-            findings = await _llama_server(http, sight, asked)
+            facts, findings = await _llama_server(http, sight, asked)
         elif sight.upstream.kind == "ollama":
             findings = await _ollama(http, sight, asked)
         else:
             findings = [_nothing_to_see(sight.facts)]
     if warning := asked.behind.get("warning"):
         findings.append(note("proxy-warning", str(warning), "The proxy in front of it says so."))
-    return Examined(name, sight.url, sight.facts, findings)
+    return Examined(name, sight.url, facts, findings)
 
 
 @asynccontextmanager
@@ -72,7 +73,8 @@ async def _client(name: str, url: str, api_key: str) -> AsyncIterator[HttpUpstre
         await http.close()
 
 
-async def _llama_server(http: HttpUpstream, sight: Sight, asked: Asked) -> list[Finding]:
+async def _llama_server(http: HttpUpstream, sight: Sight, asked: Asked) -> tuple[RunFacts, list[Finding]]:
+    """Also the facts, with what trying has shown."""
     probe, awake = LlamaProbe(http), not sight.props.get("is_sleeping")
     can = sight.upstream.capabilities
     rendered: Rendered | None = await probe.rendered() if awake else None
@@ -101,7 +103,13 @@ async def _llama_server(http: HttpUpstream, sight: Sight, asked: Asked) -> list[
     findings = llama_server_findings(seen)
     if asked.admission:
         findings += await _admission(probe, seen, awake=awake)
-    return findings
+    return _with_trial(sight.facts, trial), findings
+
+
+def _with_trial(facts: RunFacts, trial: Trial) -> RunFacts:
+    if facts.kv_unified is not None or trial.keeps_idle is None:
+        return facts
+    return replace(facts, kv_unified=not trial.keeps_idle, told_by={**facts.told_by, "kv_unified": "by trying"})
 
 
 async def _admission(probe: LlamaProbe, seen: Evidence, *, awake: bool) -> list[Finding]:
@@ -162,7 +170,7 @@ def _model_file(sight: Sight) -> ModelFile | None:
     except UsageError:
         return None
     if isinstance(shape, str):
-        return ModelFile(header.arch, header.own("context_length"), int(header.own("attention.sliding_window") or 0))
+        return ModelFile(header.arch, header.whole("context_length"), header.whole("attention.sliding_window") or 0)
     types = sight.facts.kv_types or ("f16", "f16")
     per_token = float(shape.bytes_per_token(*types)) if set(types) <= set(TYPES) else None
     return ModelFile(shape.arch, shape.n_ctx_train, shape.n_swa, per_token)

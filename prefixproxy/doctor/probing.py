@@ -13,7 +13,7 @@ from prefixproxy.backends.llamacpp_memory import never_used
 from prefixproxy.demo.prompt import BYTES_PER_TOKEN, briefing
 from prefixproxy.doctor.admission import ASKED_TOKENS, CONTROL_TOKENS, HEADROOM_TOKENS, Answered
 from prefixproxy.doctor.template import Rendered, bodies
-from prefixproxy.doctor.trial import Trial, attempt
+from prefixproxy.doctor.trial import Trial, attempt, emptied
 from prefixproxy.errors import ProxyError, UpstreamFailed
 from prefixproxy.types import Api, Usage
 from prefixproxy.usage import usage_from
@@ -53,6 +53,7 @@ class LlamaProbe:
         slots = await self._http.call("GET", "/slots")
         if not may_overwrite and not never_used(slots):
             trial.not_tried = "the server has been used, and trying overwrites slots"
+            trial.emptied = emptied(slots)
         elif any(slot.get("is_processing") for slot in slots):
             trial.not_tried = "a slot is working"
         else:

@@ -11,6 +11,8 @@ from prefixproxy.doctor.findings import Finding, Severity, worst_first
 from prefixproxy.facts.report import RunFacts, fact_lines, facts_json
 
 _WIDTH = 110
+UNSEEN = frozenset({"not-tried", "kv-unified-unknown", "nothing-loaded", "nothing-to-see", "log-of-another-run"})
+"""Findings that say what could not be looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +45,7 @@ def report_lines(report: Report) -> list[str]:
     lines = list(report.about)
     for upstream in report.upstreams:
         lines += [""] if lines else []
-        if upstream.facts is not None:
-            lines += [*fact_lines(upstream.facts), ""]
+        lines += [*fact_lines(upstream.facts or RunFacts(upstream.url, "nothing that is known")), ""]
         findings = worst_first(upstream.findings)
         for finding in findings:
             lines += _finding_lines(finding)
@@ -82,6 +83,9 @@ def _finding_lines(finding: Finding) -> list[str]:
 def _verdict(findings: Sequence[Finding]) -> str:
     counts = {severity: sum(f.severity is severity for f in findings) for severity in Severity}
     if not counts[Severity.ERROR] and not counts[Severity.WARNING]:
+        unseen = [finding.name for finding in findings if finding.name in UNSEEN]
+        if unseen:
+            return f"Nothing that was seen defeats reuse; not seen: {', '.join(unseen)}."
         return "Nothing here defeats reuse."
     parts = [f"{n} {severity}{'' if n == 1 else 's'}" for severity, n in counts.items() if n]
     return f"{', '.join(parts)}."

@@ -34,7 +34,8 @@ def doctor(capsysbinary: pytest.CaptureFixture[bytes], tmp_path: Path) -> Callab
         url: str | None = None, overrides: dict[str, Any] | None = None, **options: Any
     ) -> tuple[int, dict[str, Any]]:
         settings = settings_of(None, {"state.path": ":memory:", **(overrides or {})})
-        server = settings_of(None, {"upstreams": upstream_values([url])}).upstreams[0] if url else None
+        named = [{**one, "api_key": options.pop("api_key", "")} for one in upstream_values([url] if url else [])]
+        server = settings_of(None, {"upstreams": named}).upstreams[0] if url else None
         code = run(DoctorOptions(server=server, settings=settings, json=True, **options))
         report: dict[str, Any] = orjson.loads(capsysbinary.readouterr().out)
         return code, report
@@ -67,6 +68,28 @@ def test_each_planted_misconfiguration_is_found_from_the_url_alone(
     code, report = doctor(engine_factory(**flags).url)
     assert names(report) == expected
     assert code == (1 if "error" in expected.values() else 0)
+
+
+def test_a_unified_pool_is_seen_in_the_slots_once_they_were_used(
+    engine_factory: Callable[..., RunningEngine], doctor: Callable[..., tuple[int, dict[str, Any]]]
+) -> None:
+    """The first run tries, and has used the server then; the second one must not call it sound."""
+    pool = engine_factory(ctx=16384, **POOL).url
+    code, tried = doctor(pool)
+    assert (code, tried["upstreams"][0]["facts"]["kv_unified"]) == (1, True)
+    code, looked_at = doctor(pool)
+    assert (code, names(looked_at)["kv-unified"], names(looked_at)["not-tried"]) == (1, "error", "note")
+
+
+@pytest.mark.anyio
+async def test_a_proxy_that_wants_a_key_is_given_one(
+    engine: RunningEngine, doctor: Callable[..., tuple[int, dict[str, Any]]]
+) -> None:
+    async with running_proxy(engine.url, server__api_keys=["secret"]) as running:
+        code, refused = await asyncio.to_thread(doctor, running.url)
+        assert (code, names(refused)) == (1, {"key-wanted": "error"})
+        code, report = await asyncio.to_thread(doctor, running.url, api_key="secret")
+    assert (code, report["upstreams"][0]["url"]) == (0, engine.url)
 
 
 def test_a_server_in_use_is_looked_at_and_left_as_it_is(

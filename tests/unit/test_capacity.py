@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gguf import GGML_QUANT_SIZES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prefixproxy.capacity.command import PlanOptions, planned
 from prefixproxy.capacity.fit import Logged, Model, compare, contexts_of, largest_context, logged_size, most_slots
-from prefixproxy.capacity.gguf import Header, NotGguf, read_header, split_names
+from prefixproxy.capacity.gguf import BLOCKS, Header, NotGguf, read_header, split_names
 from prefixproxy.capacity.shapes import MIB, Shape, fitted_context, shape_of
 from prefixproxy.capacity.show import as_json, report_lines
 from prefixproxy.errors import UsageError
@@ -88,7 +89,7 @@ def test_a_header_is_read_without_its_long_arrays() -> None:
 @settings(deadline=None)
 @given(st.integers(0, 400), st.integers(0, 255))
 def test_a_damaged_header_is_refused_in_words_or_read(position: int, byte: int) -> None:
-    raw = bytearray(gguf(model("llama", **KV_HEADS), n_tensors=1))
+    raw = bytearray(gguf(model("llama", **KV_HEADS), bytes(64), n_tensors=1))
     raw[position % len(raw)] = byte
     for damaged in (bytes(raw), bytes(raw[:position])):
         with suppress(NotGguf):
@@ -110,6 +111,19 @@ def test_a_damaged_header_is_refused_in_words_or_read(position: int, byte: int) 
 def test_what_is_no_model_is_told(raw: bytes, why: str) -> None:
     with pytest.raises(NotGguf, match=why):
         read_header(io.BytesIO(raw), len(raw))
+
+
+@pytest.mark.parametrize("missing", [1, 33, 64])
+def test_a_file_that_lacks_a_part_of_its_tensors_is_refused(missing: int) -> None:
+    raw = gguf(model("llama", **KV_HEADS), bytes(64 - missing), n_tensors=2)
+    with pytest.raises(NotGguf, match=f"cut off: {missing} bytes of its tensors are missing"):
+        read_header(io.BytesIO(raw), len(raw))
+
+
+def test_the_blocks_of_weights_are_those_of_the_gguf_package() -> None:
+    theirs = {int(kind): tuple(sizes) for kind, sizes in GGML_QUANT_SIZES.items()}
+    # Q8_1 is no type of weights, and that package's figure for it is not ggml's
+    assert {kind: sizes for kind, sizes in BLOCKS.items() if kind != 9}.items() <= theirs.items()
 
 
 def test_a_model_in_parts_is_known_by_its_name() -> None:
@@ -167,6 +181,11 @@ def test_an_unknown_architecture_is_never_guessed_at(arch: str) -> None:
 
 def test_a_number_of_layers_that_cannot_be_is_refused() -> None:
     assert shape_of(header("llama", 1 << 24, **KV_HEADS)) == "16777216 layers cannot be"
+
+
+def test_a_number_that_is_none_is_no_shape() -> None:
+    for wrong in ({"block_count": "four"}, {"attention.head_count": (0, 0)}, {"embedding_length": "wide"}):
+        assert "does not state the shapes" in str(shape_of(header("llama", **wrong)))
 
 
 def test_a_file_that_lacks_the_shapes_says_so() -> None:
@@ -308,6 +327,7 @@ def test_an_unknown_architecture_has_no_plan_but_its_log_has(tmp_path: Path) -> 
     [
         ({"memory": "lots"}, "--memory: a size such as 16G"),
         ({"memory": "0"}, "--memory"),
+        ({"memory": "16"}, "got '16', which is 16 bytes"),
         ({"kv_type": "q9"}, "--kv-type: one or two of"),
         ({"kv_type": "f16,f16,f16"}, "--kv-type"),
         ({"parallel": 0}, "--parallel: a whole number"),
@@ -326,6 +346,38 @@ def test_a_file_that_is_no_model_is_one_line(tmp_path: Path) -> None:
         planned(PlanOptions(tmp_path / "m.gguf"))
     with pytest.raises(UsageError, match="cannot read the model"):
         planned(PlanOptions(tmp_path / "gone.gguf"))
+
+
+def test_more_context_than_the_model_was_trained_on_is_told(tmp_path: Path) -> None:
+    plan = planned(PlanOptions(written(tmp_path), memory="64G", parallel=2, ctx=16384))
+    assert plan.notes[0].startswith("The model was trained on 8,192 tokens: llama-server gives a slot no more")
+    assert "trained on" not in "".join(planned(PlanOptions(written(tmp_path), memory="64G", ctx=8192)).notes)
+
+
+def test_a_log_of_another_model_is_told(tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    log.write_text(LOG)
+    assert "is it the log of another model?" in planned(PlanOptions(written(tmp_path), log=log)).notes[0]
+    log.write_text("print_info: arch             = qwen3\n" + LOG)
+    with pytest.raises(UsageError, match="it tells of a model of qwen3"):
+        planned(PlanOptions(written(tmp_path), log=log))
+
+
+def test_what_is_not_modelled_makes_the_size_a_least_one(tmp_path: Path) -> None:
+    plan = planned(PlanOptions(written(tmp_path, "rwkv7"), memory="2G"))
+    assert any("take at least" in line for line in report_lines(plan))
+
+
+def test_an_unknown_architecture_still_tells_its_window(tmp_path: Path) -> None:
+    assert "trained on       8,192 tokens" in report_lines(planned(PlanOptions(written(tmp_path, "brand-new"))))
+
+
+def test_a_part_whose_others_cannot_be_found_is_refused(tmp_path: Path) -> None:
+    for name, number, why in (("m-00002-of-00002", 1, "part 2 of 2: give the first"), ("renamed", 0, "part 1 of 2")):
+        split = {"split.no": number, "split.count": 2}
+        (tmp_path / f"{name}.gguf").write_bytes(gguf({**model("llama", **KV_HEADS), **split}))
+        with pytest.raises(UsageError, match=why):
+            planned(PlanOptions(tmp_path / f"{name}.gguf"))
 
 
 def test_weights_of_all_parts_count(tmp_path: Path) -> None:

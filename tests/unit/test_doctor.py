@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from prefixproxy.doctor.admission import Answered, admission_findings, loops
 from prefixproxy.doctor.checks import llama_server_findings
 from prefixproxy.doctor.evidence import Demand, Evidence, ModelFile
-from prefixproxy.doctor.findings import Finding, Severity, worst_first
+from prefixproxy.doctor.findings import Finding, Severity, error, worst_first
 from prefixproxy.doctor.ollama import ollama_findings
 from prefixproxy.doctor.show import Examined, Report, as_json, report_lines
 from prefixproxy.doctor.template import FIRST, TOOL_NAME, Rendered, template_findings
-from prefixproxy.doctor.trial import FILE, PROMPT_TOKENS, Trial, attempt
+from prefixproxy.doctor.trial import FILE, PROMPT_TOKENS, Trial, attempt, emptied
 from prefixproxy.facts.flags import read_flags
 from prefixproxy.facts.log import read_log
 from prefixproxy.facts.report import RunFacts
@@ -142,6 +142,36 @@ def test_a_restore_that_gives_nothing_is_an_error(given_tokens: int, expected: s
 def test_a_proxy_that_gave_up_on_snapshots_is_heard() -> None:
     behind = {"scheduler": {"snapshots_off_because": "two in a row gave nothing"}}
     assert "two in a row" in found(evidence(behind=behind))["restore-without-effect"].evidence
+    off = {"scheduler": {"snapshots_off_because": "reuse is off"}, "reuse_off": "verify failed"}
+    assert found(evidence(behind=off)) == {}, "that is another finding"
+
+
+def used(*tokens: int | None) -> list[dict[str, Any]]:
+    """Slots of a server, with the tokens they hold; None: never used."""
+    return [
+        {"id": i, "id_task": -1 if n is None else i, "n_prompt_tokens": n or 0, "is_processing": False}
+        for i, n in enumerate(tokens)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        ((53, 0, 0, 0), 3),
+        ((53, 0, 0, None), 2),
+        ((0, 0, None, None), 2),
+        ((53, 0, None, None), 0),
+        ((53, 48, 0, 0), 0),
+        ((None, None, None, None), 0),
+        ((53, 48, 48, 48), 0),
+    ],
+)
+def test_slots_that_were_used_and_are_empty_show_a_unified_pool(tokens: Sequence[int | None], expected: int) -> None:
+    assert emptied(used(*tokens)) == expected
+    seen = evidence(trial=Trial(not_tried="used", emptied=expected))
+    unknown = replace(seen, flags=None, facts=replace(seen.facts, kv_unified=None))
+    assert severities(unknown)["kv-unified" if expected else "kv-unified-unknown"] == ("error" if expected else "note")
+    assert "kv-unified" not in found(seen), "what its command line says is stronger"
 
 
 def test_a_window_needs_its_full_cache() -> None:
@@ -398,4 +428,19 @@ def test_the_report_begins_with_the_facts_and_the_worst_comes_first() -> None:
 
 def test_a_report_without_an_upstream_is_not_fine() -> None:
     assert not Report(("nothing",), []).ok
-    assert report_lines(Report((), [Examined("local", URL, None, [])])) == ["Nothing here defeats reuse."]
+    fine = report_lines(Report((), [Examined("local", URL, evidence().facts, [])]))
+    assert fine[0].startswith("server ")
+    assert fine[-1] == "Nothing here defeats reuse."
+
+
+def test_what_was_not_looked_at_is_not_called_sound() -> None:
+    seen = evidence(trial=Trial(not_tried="the server has been used"))
+    lines = report_lines(Report((), [Examined("local", URL, seen.facts, llama_server_findings(seen))]))
+    assert lines[-1] == "Nothing that was seen defeats reuse; not seen: not-tried."
+
+
+def test_the_report_on_a_server_that_was_not_reached_says_that_nothing_is_known() -> None:
+    down = error("unreachable", "upstream cannot be reached", "why")
+    lines = report_lines(Report((), [Examined("local", URL, None, [down])]))
+    assert lines[0] == f"server           nothing that is known at {URL}"
+    assert "n_ctx_slot       unknown" in lines
