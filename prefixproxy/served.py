@@ -110,4 +110,5 @@ def _facts_of(entry: Mapping[str, Any]) -> UpstreamFacts:
         models=tuple(entry.get("models") or ()),
         build=str(entry.get("build") or ""),
         capabilities=Capabilities(**can),
+        reuse_off=str(entry.get("reuse_off") or ""),
     )

@@ -150,19 +150,23 @@ def server_of(proxy: Proxy) -> Server:
 
 @asynccontextmanager
 async def on_loopback(settings: Settings, engine: EngineSettings | None) -> AsyncIterator[tuple[Proxy, str]]:
-    """A proxy with these settings on a free loopback port; its parts and its URL."""
-    listener = bind(HOST, 0)
-    try:
-        async with wired(settings, engine) as proxy, asyncio.TaskGroup() as group:
-            server = server_of(proxy)
-            group.create_task(server.serve(sockets=[listener]))
-            try:
-                await server.up.wait()
-                yield proxy, f"http://{HOST}:{listener.getsockname()[1]}"
-            finally:
+    """A proxy with these settings on a free loopback port; its parts and its URL. Whatever ends the block, Ctrl-C
+    too, ends the server in good order: a task group alone would cancel it."""
+    failure: BaseException | None = None
+    with closing(bind(HOST, 0)) as listener:
+        async with wired(settings, engine) as proxy:
+            async with asyncio.TaskGroup() as group:
+                server = server_of(proxy)
+                group.create_task(server.serve(sockets=[listener]))
+                try:
+                    await server.up.wait()
+                    yield proxy, f"http://{HOST}:{listener.getsockname()[1]}"
+                except BaseException as error:  # noqa: BLE001 - raised as it is, once the server has ended
+                    failure = error
+                    server.tell_to_stop()  # nobody waits for what still runs
                 server.tell_to_stop()
-    finally:
-        listener.close()
+            if failure is not None:
+                raise failure
 
 
 async def serve(settings: Settings, on_listening: Callable[[str], None]) -> None:

@@ -32,6 +32,7 @@ EDGES = {
     "doctor.command",
     "doctor.look",
     "doctor.probing",
+    "ending",
     "engine*",
     "events",
     "exchange",

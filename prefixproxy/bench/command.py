@@ -23,6 +23,7 @@ from prefixproxy.bench.plot import as_svg
 from prefixproxy.bench.prompts import Sizes, shorter
 from prefixproxy.bench.run import Tell, Way, measure, shared_tokens
 from prefixproxy.bench.show import NOTES, as_json, tables
+from prefixproxy.ending import INTERRUPTED, INTERRUPTED_CODE, run_until_told, told_to_stop
 from prefixproxy.engine import Engine
 from prefixproxy.errors import ProxyError, UsageError
 from prefixproxy.facts.gather import proxy_status
@@ -81,7 +82,7 @@ def run(options: BenchOptions) -> int:
     """Measure, print and draw; the exit code. Raises UsageError when it cannot begin."""
     _check(options)
     try:
-        report = asyncio.run(_measured(options))
+        report = run_until_told(_measured(options))
     except* (ProxyError, UsageError) as failures:
         raise UsageError(_first(failures)) from None
     if options.plot is not None:
@@ -90,6 +91,8 @@ def run(options: BenchOptions) -> int:
         sys.stdout.buffer.write(orjson.dumps(as_json(report), option=orjson.OPT_INDENT_2) + b"\n")
     else:
         _show(report)
+    if report.failure == INTERRUPTED:
+        return INTERRUPTED_CODE
     return 1 if report.failure else 0
 
 
@@ -129,6 +132,11 @@ async def _measured(options: BenchOptions) -> Report:
                             await measure(way, bench.of(way), sizes, tell)
             except* ProxyError as failures:
                 failure = _first(failures)
+            except* asyncio.CancelledError:
+                if not any(arm.runs for bench in benches for arm in bench.measured.values()):
+                    raise
+                told_to_stop()
+                failure = INTERRUPTED
         return Report(sizes, options.repeat, tuple(bench.target for bench in benches), failure)
 
 

@@ -16,6 +16,8 @@ FOUND_SHARE = 0.9
 ASSUMED_ROOT_SHARE = 0.8
 """Of the shortest prompt, where the server cannot be asked for its tokens."""
 FEW_RUNS = 3
+SHORT_MS = 100.0
+"""A control that took less is mostly what any request costs."""
 RESTLESS = 1.5
 """The longest control over the shortest: above this the machine was busy with something else."""
 
@@ -189,12 +191,18 @@ def _target_doubts(target: Target, sizes: Sizes) -> list[str]:
             f"the controls took {min(known):,.0f} to {max(known):,.0f} ms: the machine was not at rest, and times say "
             "little; tokens do"
         )
+    if known and median(known) < SHORT_MS:
+        out.append(
+            f"a control took {median(known):,.0f} ms: much of that is the cost of any request, and ratios say little; "
+            "tokens do (--root makes prompts longer)"
+        )
     if any(run.evaluated is None for run in control):
         out.append("it reports no cached tokens: whether the root was found shows in the prompt ratio only")
     if any(one.usage.cached_tokens for run in control for one in run.requests if _mostly_cached(one)):
         out.append("unique prompts were reused: this is no control")
     if target.facts.n_slots and sizes.lanes > target.facts.n_slots:
-        out.append(f"{sizes.lanes} lanes on {target.facts.n_slots} slots: some of those sent at once wait for a slot")
+        slots = "one slot" if target.facts.n_slots == 1 else f"{target.facts.n_slots} slots"
+        out.append(f"{sizes.lanes} lanes on {slots}: some of those sent at once wait for a slot")
     if len(target.arms) == 1:
         out.append(f"only {target.arms[0].arm} was measured")
     return out

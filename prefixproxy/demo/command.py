@@ -26,6 +26,7 @@ from prefixproxy.body import Body
 from prefixproxy.demo.prompt import Lane, briefing
 from prefixproxy.demo.show import Board, Report, as_json, report_lines
 from prefixproxy.demo.wave import PATH, LaneRun, Wave, run_wave
+from prefixproxy.ending import run_until_told
 from prefixproxy.engine import (
     Engine,
     EngineFailed,
@@ -69,7 +70,7 @@ def run(options: DemoOptions) -> int:
         raise UsageError(f"--lanes: from 1 to {MOST_LANES} (got {options.lanes})")
     board = Board(sys.stderr)
     with board.shown():
-        report = asyncio.run(_Demo(options, model, board).run())
+        report = run_until_told(_Demo(options, model, board).run())
     if report.failure and not report.waves:
         raise UsageError(report.failure)
     if options.json:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -18,6 +17,7 @@ from prefixproxy.doctor.evidence import Demand
 from prefixproxy.doctor.findings import Finding, error, note
 from prefixproxy.doctor.look import Asked, examined
 from prefixproxy.doctor.show import Examined, Report, as_json, report_lines
+from prefixproxy.ending import run_until_told
 from prefixproxy.engine import Engine, EngineSettings
 from prefixproxy.errors import ProxyError, UpstreamLoading, UsageError
 from prefixproxy.facts.gather import Sight, look, look_at_engine, look_behind, proxy_status
@@ -53,7 +53,7 @@ def run(options: DoctorOptions) -> int:
     """Look, print the report and return the exit code. Raises UsageError for what is wrong with the options."""
     log = log_lines(options.log) if options.log is not None else ()
     with _doing():
-        report = asyncio.run(_examine(options, log))
+        report = run_until_told(_examine(options, log))
     if options.json:
         sys.stdout.buffer.write(orjson.dumps(as_json(report), option=orjson.OPT_INDENT_2) + b"\n")
     else:

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import orjson
@@ -18,6 +18,7 @@ from rich.progress import Progress
 
 from prefixproxy.backends.llamacpp import LlamaServer
 from prefixproxy.demo.prompt import briefing
+from prefixproxy.ending import INTERRUPTED, run_until_told, told_to_stop
 from prefixproxy.engine import Engine
 from prefixproxy.errors import ProxyError, UsageError
 from prefixproxy.facts.report import comparable
@@ -31,7 +32,7 @@ from prefixproxy.verdicts import row_name
 from prefixproxy.verify.judge import Judged, Outcome, as_row, judged
 from prefixproxy.verify.report import as_json, report_lines
 from prefixproxy.verify.run import Suite
-from prefixproxy.verify.scenarios import RECALL_SHARE, Place, scenarios
+from prefixproxy.verify.scenarios import RECALL_SHARE, Place, Scenario, scenarios
 
 LEAST_CTX = 512
 """Tokens; a shorter slot holds no conversation worth comparing."""
@@ -62,7 +63,7 @@ def run(options: VerifyOptions) -> int:
     if options.root < 50 or options.long < 50:
         raise UsageError("--root, --long: at least 50 tokens")
     try:
-        result = asyncio.run(_verified(options))
+        result = run_until_told(_verified(options))
     except* ProxyError as failures:
         raise UsageError(f"verify stopped, nothing is concluded: {_first(failures)}") from None
     except* UsageError as failures:
@@ -98,15 +99,44 @@ async def _verified(options: VerifyOptions) -> Judged:
         other = LlamaServer("control", options.control or served.url, options.api_key)
         try:
             with _progress(3 * sum(one.requests for one in found)) as tell:
-                exchanges = await Suite(server, other, place.n_slots, tell).run(found)
+                suite = Suite(server, other, place.n_slots, tell)
+                stopped = await _walked(suite, found)
         finally:
             await server.close()
             await other.close()
+        skipped = {one.name: one.skipped for one in found if one.skipped}
+        if stopped is not None:
+            return _cut_short(judged(facts, served.told, suite.exchanges, skipped), stopped)
         after = facts
         if options.url:
             after = _one_kind(await served_at(served.url, options.api_key, _lines(options)))
         _require_equal(facts, after, "the same server at the end")
-    return judged(facts, served.told, exchanges, {one.name: one.skipped for one in found if one.skipped})
+    result = judged(facts, served.told, suite.exchanges, skipped)
+    if facts.capabilities.observe:
+        return result
+    unseen = "GET /slots is refused: whether somebody else used the server meanwhile could not be seen"
+    return replace(result, doubts=(*result.doubts, unseen))
+
+
+async def _walked(suite: Suite, found: Sequence[Scenario]) -> BaseException | None:
+    """What ended it early: a server that failed or went away, or Ctrl-C."""
+    stopped: BaseException | None = None
+    try:
+        await suite.run(found)
+    except* ProxyError as failures:
+        stopped = _first(failures)
+    except* asyncio.CancelledError:
+        told_to_stop()
+        stopped = asyncio.CancelledError()
+    return stopped
+
+
+def _cut_short(result: Judged, why: BaseException) -> Judged:
+    """Of a run that ended early only a difference counts: it was found all the same. Raises `why` without one."""
+    if result.outcome is not Outcome.FAILED:
+        raise why
+    reason = INTERRUPTED if isinstance(why, asyncio.CancelledError) else str(why)
+    return replace(result, doubts=(*result.doubts, f"it stopped before its end: {reason}"))
 
 
 @asynccontextmanager
@@ -132,6 +162,9 @@ def _one_kind(served: Served) -> UpstreamFacts:
         if not one.capabilities.native:
             why = "cannot be asked for an answer without reuse, so there is nothing to compare with"
             raise UsageError(f"{served.url}: {one.kind} {why}")
+        if one.reuse_off:
+            why = "through it nothing can be tested; verify the upstream's own URL"
+            raise UsageError(f"{served.url}: this proxy reuses nothing on upstream {one.name} ({one.reuse_off}): {why}")
         _require_equal(served.facts, one, f"upstream {one.name}")
     if not served.facts.n_ctx_slot or served.facts.n_ctx_slot < LEAST_CTX:
         told = served.facts.n_ctx_slot or "an unknown number of"

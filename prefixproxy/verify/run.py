@@ -53,7 +53,8 @@ class Suite:
     control: LlamaServer
     at_once: int
     tell: Callable[[str], None]
-    _exchanges: list[Exchange] = field(default_factory=list)
+    exchanges: list[Exchange] = field(default_factory=list)
+    """Of the scenarios that were walked to their end."""
 
     async def run(self, scenarios: Sequence[Scenario]) -> list[Exchange]:
         """Raises ProxyError when the server fails on a request or goes away."""
@@ -62,7 +63,7 @@ class Suite:
                 asked = await _Walk(self, scenario).walk()
                 # The runs without reuse come last: they leave whole prompts in the slots, which would be reused.
                 await self._controls(asked)
-        return self._exchanges
+        return self.exchanges
 
     async def _controls(self, asked: Sequence[_Asked]) -> None:
         first = [await self._without(one) for one in asked]
@@ -73,9 +74,7 @@ class Suite:
                 beside = [group.create_task(self._cut_elsewhere(one, control)) for one, control in pairs]
             again += [task.result() for task in beside]
         for one, control, second in zip(asked, first, again, strict=True):
-            self._exchanges.append(
-                Exchange(one.scenario, one.talk, one.turn, one.messages, one.answer, control, second)
-            )
+            self.exchanges.append(Exchange(one.scenario, one.talk, one.turn, one.messages, one.answer, control, second))
 
     async def _without(self, asked: _Asked) -> Answer:
         return await self.ask(self.control, asked.scenario, asked.messages, {"cache_prompt": False})

@@ -88,6 +88,8 @@ def test_a_failed_verdict_ends_reuse_in_the_running_proxy_and_a_passed_one_bring
         assert "`prefixproxy verify` failed on this model, build and context" in upstream["reuse_off"]
         assert upstream["scheduler"]["snapshots_off_because"] == "reuse is off"
         assert 'prefixproxy_reuse_enabled{upstream="local"} 0.0' in httpx.get(f"{proxy.url}/metrics").text
+        with pytest.raises(UsageError, match="this proxy reuses nothing on upstream local .*verify the upstream's own"):
+            verify(proxy.url, state)
         before = faulty.restored
         for _ in range(2):
             assert httpx.post(f"{proxy.url}/v1/chat/completions", json=CHAT, timeout=120).status_code == 200
@@ -124,6 +126,15 @@ def until(url: str, condition: Callable[[dict[str, Any]], bool]) -> dict[str, An
             return upstream
         assert time.monotonic() < deadline, upstream
         time.sleep(0.1)
+
+
+def test_hidden_slots_are_a_doubt(
+    engine_factory: Any, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    hidden = engine_factory(parallel=2, ctx=2 * 2048, extra={"cpuparams.n_threads": 1, "endpoint_slots": False})
+    verify(hidden.url, tmp_path / "state.db")
+    found = orjson.loads(capfdbinary.readouterr().out)
+    assert found["doubts"][-1].startswith("GET /slots is refused: whether somebody else used the server")
 
 
 def test_other_contexts_are_not_compared(server: RunningEngine, tmp_path: Path, engine_factory: Any) -> None:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from prefixproxy.errors import UpstreamFailed
 from prefixproxy.facts.report import RunFacts
 from prefixproxy.types import UpstreamFacts
 from prefixproxy.verdicts import Verdicts, needs_verdict, row_name
+from prefixproxy.verify.command import _cut_short, _walked
 from prefixproxy.verify.compare import Answer, Difference, Token, answer_of, continued, difference, limit_of, noise_of
 from prefixproxy.verify.judge import Exchange, Outcome, as_row, judged
 from prefixproxy.verify.report import as_json, report_lines
-from prefixproxy.verify.scenarios import Ask, Place, Restore, Save, Warm, scenarios
+from prefixproxy.verify.scenarios import Ask, Place, Restore, Save, Scenario, Warm, scenarios
 
 FACTS = UpstreamFacts("local", "llama-server", 4, 4096, "tiny", ("tiny",), "b1")
 TOLD = RunFacts("http://127.0.0.1:8080", "llama-server")
@@ -169,6 +172,33 @@ def test_the_report_shows_both_texts_and_what_was_not_tested() -> None:
 def test_more_differences_than_anybody_reads_are_counted() -> None:
     wrong = exchange(answer(OFF), answer(SURE))
     assert "... and 2 more." in report_lines(judged(FACTS, TOLD, [wrong] * 5, {}))
+
+
+class Stopping:
+    """A suite that ends early."""
+
+    def __init__(self, why: BaseException) -> None:
+        self._why = why
+
+    async def run(self, found: Sequence[Scenario]) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._stop())
+
+    async def _stop(self) -> None:
+        raise self._why
+
+
+def test_a_difference_that_was_found_before_the_server_died_counts() -> None:
+    why = asyncio.run(_walked(Stopping(UpstreamFailed("it broke off")), ()))  # type: ignore[arg-type]
+    assert isinstance(why, UpstreamFailed)
+    broken = judged(FACTS, TOLD, [exchange(answer(OFF), answer(SURE))], {})
+    result = _cut_short(broken, why)
+    assert (result.outcome, result.doubts[-1]) == (Outcome.FAILED, "it stopped before its end: it broke off")
+    for sound in ([exchange(answer(SURE), answer(SURE))], []):
+        with pytest.raises(UpstreamFailed, match="it broke off"):
+            _cut_short(judged(FACTS, TOLD, sound, {}), why)
+    interrupted = _cut_short(broken, asyncio.CancelledError())
+    assert interrupted.doubts[-1] == "it stopped before its end: it was interrupted"
 
 
 def brief(nonce: str, tokens: int) -> str:
