@@ -33,7 +33,8 @@ from prefixproxy.facts.startup import startup_log
 
 DEFAULT_SLOTS = 4
 MOST_SLOTS = 256
-LEAST_MEMORY = 1 << 20
+LEAST_BYTES = 1 << 20
+"""Of a number without a unit: whoever writes 16 means GiB."""
 ALIKE = 2.0
 """Weights that differ by less may be those of one model: what is mapped and offloaded may count twice."""
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
@@ -185,7 +186,7 @@ def _memory(text: str | None) -> tuple[int, str]:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), "all of this machine's RAM; --memory sets it"
     found = _SIZE.fullmatch(text.strip())
     n_bytes = int(float(found[1]) * _UNITS[found[2].upper()]) if found else 0
-    if n_bytes < LEAST_MEMORY:
+    if not found or not n_bytes or (not found[2] and n_bytes < LEAST_BYTES):
         which = f", which is {n_bytes:,} bytes" if n_bytes else ""
         raise UsageError(f"--memory: a size such as 16G or 24000M is expected (got {text!r}{which})")
     return n_bytes, "--memory"
