@@ -180,6 +180,9 @@ class Metrics:
         if served or record.queue_ms > 0:
             self._queue.add(record.queue_ms / 1000, model, kind)
         if not served:
+            # without those that did not fit, the histogram would end where the slots do
+            if record.context_exceeded and record.prompt_tokens is not None:
+                self._length.add(record.prompt_tokens, model)
             return
         self._total.add(record.total_ms / 1000, model, kind)
         if record.ttft_ms is not None:

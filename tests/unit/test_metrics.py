@@ -166,6 +166,16 @@ def test_only_reported_counts_enter_the_token_counters(source: CacheSource) -> N
     assert value(metrics, "prompt_length_tokens_count", model="m") == 1
 
 
+@pytest.mark.parametrize("outcome", [Outcome.REJECTED, Outcome.BAD_REQUEST])
+def test_prompts_that_did_not_fit_are_lengths_too(outcome: Outcome) -> None:
+    """Whoever sizes slots by the histogram needs to see them."""
+    refused = changed(outcome=outcome, context_exceeded=True, prompt_tokens=9000)
+    metrics = observed(refused, changed(outcome=outcome, prompt_tokens=9000))
+    assert value(metrics, "prompt_length_tokens_count", model="m") == 1
+    assert value(metrics, "prompt_length_tokens_sum", model="m") == 9000
+    assert value(metrics, "cache_measurements_total", cache_source="reported") in (None, 0)
+
+
 def test_a_hit_is_no_miss() -> None:
     metrics = observed(changed(miss_reason=MissReason.NONE))
     assert value(metrics, "cache_misses_total", model="m", reason="none") is None
