@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+Brief = Callable[[str, int], str]
+"""Text of so many tokens that differs in its first line for every nonce."""
+
 QUESTIONS = (
     "Which step comes first when a seal is damaged?",
     "Name one place where a second signature is asked for.",

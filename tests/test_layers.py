@@ -27,6 +27,7 @@ EDGES = {
     "bench.send",
     "capacity.command",
     "cli",
+    "commands*",
     "demo*",
     "dispatch",
     "doctor.command",
@@ -131,7 +132,7 @@ IMPORTED_BY = {
     "settings": {
         "admission",
         "app",
-        "cli",
+        "commands*",
         "bench.command",
         "demo*",
         "doctor.command",

@@ -5,14 +5,12 @@ A scenario is a list of waves; what is in one wave is sent at once. Waves marked
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from prefixproxy.questions import FOLLOW_UP, QUESTIONS
+from prefixproxy.questions import FOLLOW_UP, QUESTIONS, Brief
 
-Brief = Callable[[str, int], str]
-"""Text of so many tokens that differs in its first line for every nonce."""
 Message = Mapping[str, str]
 Messages = tuple[Message, ...]
 

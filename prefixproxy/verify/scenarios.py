@@ -6,13 +6,10 @@ slots are named and copied by hand, and a proxy or a server that cannot save slo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from prefixproxy.questions import FOLLOW_UP, QUESTIONS
-
-Brief = Callable[[str, int], str]
-"""Text of so many tokens that differs in its first line for every nonce."""
+from prefixproxy.questions import FOLLOW_UP, QUESTIONS, Brief
 
 LANES = 4
 MOST_EVICTED = 9

@@ -14,7 +14,7 @@ from running_engine import RunningEngine
 from running_proxy import running_proxy
 from scripted_ollama import ScriptedOllama
 
-from prefixproxy.cli import settings_of
+from prefixproxy.commands.options import settings_of
 from prefixproxy.doctor.command import DoctorOptions, run
 from prefixproxy.engine import EngineSettings
 from prefixproxy.settings import upstream_values
