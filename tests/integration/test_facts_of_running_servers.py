@@ -9,9 +9,12 @@ import pytest
 from running_engine import RunningEngine
 from running_proxy import running_proxy
 from scripted_ollama import ScriptedOllama
+from stub_upstream import StubUpstream
 
 from prefixproxy import __version__
+from prefixproxy.backends.llamacpp import LlamaServer
 from prefixproxy.errors import UpstreamUnavailable
+from prefixproxy.facts.flags import read_flags
 from prefixproxy.facts.gather import gather, gather_engine
 
 pytestmark = pytest.mark.anyio
@@ -38,6 +41,22 @@ async def test_a_url_alone_tells_less_and_leaves_no_trace(engine_factory: Callab
     assert (facts.kv_types, facts.flags, facts.through) == (None, None, "")
     async with httpx.AsyncClient() as client:
         assert all("n_prompt_tokens" not in slot for slot in (await client.get(f"{one.url}/slots")).json())
+
+
+async def test_a_command_line_tells_a_probe_what_no_answer_does() -> None:
+    async with StubUpstream() as stub:
+        for argv, told in (
+            ((), (("f16", "f16"), False)),
+            (("-ctk", "q8_0", "--no-cache-prompt"), (("q8_0", "f16"), True)),
+        ):
+            server = LlamaServer("local", stub.url, flags=lambda argv=argv: read_flags(argv))  # type: ignore[misc]
+            facts = await server.probe()
+            await server.close()
+            assert (facts.kv_types, facts.never_reuses) == told
+        server = LlamaServer("local", stub.url)
+        facts = await server.probe()
+        await server.close()
+        assert (facts.kv_types, facts.never_reuses) == (None, False)
 
 
 async def test_a_log_of_another_run_is_not_believed(engine: RunningEngine) -> None:
