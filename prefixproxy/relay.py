@@ -369,9 +369,8 @@ class _Run:
             raise
 
     def _control(self, lease: Lease) -> tuple[bool, list[Edit]]:
-        """The keys that are ours: which slot, progress, and a stream even for a client that wants JSON. First, whether
-        the stream will hold progress that its client did not ask for. Other servers get none of these, and no slot of
-        the client's either."""
+        """The keys that are ours: slot, progress, a stream even for JSON; first, whether it will hold progress that its
+        client did not ask for. Other servers get none of these, and no slot of the client's either."""
         api, data = self._exchange.api, self._body.data
         streams = lease.native and (self._exchange.streaming or can_assemble(api, data))
         added = stream_body_edits(api, data) if streams else ()
