@@ -86,7 +86,7 @@ def read_header(file: BinaryIO, file_bytes: int) -> Header:
     if not isinstance(alignment, int) or alignment < 1:
         raise NotGguf(f"an alignment of {alignment} cannot be")
     data_from = -(-reader.offset // alignment) * alignment
-    if file_bytes < data_from + tensors_end:
+    if tensors_end and file_bytes < data_from + tensors_end:
         missing = data_from + tensors_end - file_bytes
         raise NotGguf(f"it is cut off: {missing:,} bytes of its tensors are missing (a download that did not finish?)")
     return Header(metadata, n_tensors, max(0, file_bytes - data_from))
