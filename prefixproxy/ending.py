@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 INTERRUPTED = "it was interrupted"
 """Why it ended early, in what it shows all the same."""
+_NO_HANDLERS = (NotImplementedError, RuntimeError, ValueError)
+"""What asyncio raises on Windows, and outside of the main thread."""
 INTERRUPTED_CODE = 130
 """Exit code, as shells have it after Ctrl-C."""
 
@@ -29,12 +31,12 @@ def run_until_told(main: Coroutine[Any, Any, T]) -> T:
 async def _heard(main: Coroutine[Any, Any, T]) -> T:
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
-    with suppress(NotImplementedError):  # Windows has no such handlers
+    with suppress(*_NO_HANDLERS):
         loop.add_signal_handler(signal.SIGTERM, task.cancel)
     try:
         return await main
     finally:
-        with suppress(NotImplementedError):
+        with suppress(*_NO_HANDLERS):
             loop.remove_signal_handler(signal.SIGTERM)
 
 

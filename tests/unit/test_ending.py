@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -52,6 +53,14 @@ def test_what_it_has_by_then_it_may_still_return(number: int) -> None:
         return "half of it"
 
     assert run_until_told(main()) == "half of it"
+
+
+def test_it_runs_in_a_thread_too() -> None:
+    async def main() -> str:
+        return "done"
+
+    with ThreadPoolExecutor(1) as threads:
+        assert threads.submit(run_until_told, main()).result() == "done"
 
 
 def test_what_goes_wrong_is_raised_as_it_is() -> None:
