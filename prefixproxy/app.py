@@ -34,6 +34,7 @@ from prefixproxy.errors import BadRequest, ProxyError, UsageError
 from prefixproxy.events import Events
 from prefixproxy.facts.flags import Flags
 from prefixproxy.facts.process import flags_of
+from prefixproxy.fleet import Fleet
 from prefixproxy.gate import Gate
 from prefixproxy.guard import ContextGuard, TenantLimits
 from prefixproxy.intake import until_stopped
@@ -108,7 +109,7 @@ def create_app(settings: Settings, *, engine: Engine | None = None) -> Proxy:
         lambda: max(Counter(slot.id.upstream for slot in dispatcher.snapshot().slots).values(), default=0),
     )
     rules = _rules(settings)
-    planner = _planner(settings, rules)
+    planner = _planner(settings, rules, dispatcher.fleet)
     telemetry, past = _telemetry(settings, metrics, trend, dispatcher, scheduler)
     keeping = _keeping(settings, scheduler, dispatcher, planner, past)
     parts = Parts(
@@ -255,11 +256,12 @@ def _rules(settings: Settings) -> RuleSet:
     return load_rules([(name, _rule_file(name)) for name in stabilise.rules], frozenset(stabilise.disabled))
 
 
-def _planner(settings: Settings, rules: RuleSet) -> Planner:
+def _planner(settings: Settings, rules: RuleSet, fleet: Fleet) -> Planner:
     stabilise = settings.stabilise
     policy = StabilisePolicy(learned=stabilise.learned, replay_limit_tokens=stabilise.replay_limit)
     tools, answers = ToolMemory(MAX_TOOL_SETS, MAX_MEMORY_BYTES), AnswerMemory(MAX_CALLS, MAX_MEMORY_BYTES)
-    return Planner(Stabiliser(rules, policy), tools, answers, stabilise.mode, compat=stabilise.compat)
+    stabiliser, answering = Stabiliser(rules, policy), fleet.answering
+    return Planner(stabiliser, tools, answers, stabilise.mode, compat=stabilise.compat, answering=answering)
 
 
 def _rule_file(name: str) -> str:

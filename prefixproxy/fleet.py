@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from prefixproxy.backends import Backend
 from prefixproxy.errors import UpstreamUnavailable
-from prefixproxy.routing import has_path, is_listed, serving
+from prefixproxy.routing import answering, has_path, is_listed, serving
 from prefixproxy.types import UpstreamFacts
 from prefixproxy.upkeep import Health, Upkeep, UpstreamState
 
@@ -76,6 +76,10 @@ class Fleet:
         """The model an upstream says it runs, "" if that is not known."""
         keeper = self._keepers.get(upstream)
         return keeper.state.facts.model if keeper and keeper.state.facts else ""
+
+    def answering(self, model: str) -> str:
+        """The name of the model that answers a request for `model`, whichever of its upstreams are up."""
+        return answering(model, self._facts())
 
     async def until_served(self, model: str, path: str, deadline: float) -> None:
         """Waits for an upstream that is loading, within a bound; one that is down is no reason to wait. Nor is one that

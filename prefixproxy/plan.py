@@ -5,8 +5,8 @@ The same plan serves the live path, a request that is stabilised again while it 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -53,14 +53,23 @@ class Planner:
     """Owns what the stabilising steps remember. Not one of its methods waits."""
 
     def __init__(
-        self, stabiliser: Stabiliser, tools: ToolMemory, answers: AnswerMemory, mode: Mode, *, compat: bool = False
+        self,
+        stabiliser: Stabiliser,
+        tools: ToolMemory,
+        answers: AnswerMemory,
+        mode: Mode,
+        *,
+        compat: bool = False,
+        answering: Callable[[str], str] = str,
     ) -> None:
-        """`compat`: prompts are made such as strict templates take (`prefixproxy.compat`) before anything else."""
+        """`compat`: prompts are made such as strict templates take (`prefixproxy.compat`) before anything else.
+        `answering`: the name of the model that answers a request for another name (`routing.answering`)."""
         self.stabiliser = stabiliser
         self.tools = tools
         self.answers = answers
         self.mode: Mode = mode
         self._compat = compat
+        self._answering = answering
         self._folded: WeakKeyDictionary[Body, Body] = WeakKeyDictionary()
         self._prompts: WeakKeyDictionary[Body, Prompt | None] = WeakKeyDictionary()
 
@@ -123,9 +132,11 @@ class Planner:
         return self._folded[body]
 
     def _read(self, api: Api, body: Body) -> Prompt | None:
-        """The body's prompt. It is read once, though a request is planned at its arrival and again while it waits."""
+        """The body's prompt, with the name of the model that answers it. It is read once, though a request is planned
+        at its arrival and again while it waits."""
         if body not in self._prompts:
-            self._prompts[body] = parse_prompt(api, body)
+            prompt = parse_prompt(api, body)
+            self._prompts[body] = prompt and replace(prompt, model=self._answering(prompt.model))
         return self._prompts[body]
 
     def _plan(

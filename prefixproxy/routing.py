@@ -32,6 +32,13 @@ def serving(model: str, path: str, up: Sequence[UpstreamFacts], down: Sequence[U
     return [one for one in left if first is not None and _runs_the_same(one, first)]
 
 
+def answering(model: str, known: Sequence[UpstreamFacts]) -> str:
+    """The name of the model that answers a request for `model`: llama-server answers to any name with its only one, so
+    that two clients who name it differently share its slots."""
+    found = next(iter(serving(model, "", known, ())), None)
+    return found.model if found is not None and found.capabilities.native and found.model else model
+
+
 def is_listed(model: str, upstreams: Sequence[UpstreamFacts]) -> bool:
     return any(model in one.models for one in upstreams)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from prefixproxy.listing import merged
-from prefixproxy.routing import serving
+from prefixproxy.routing import answering, serving
 from prefixproxy.types import Capabilities, UpstreamFacts
 
 
@@ -52,6 +52,22 @@ CHAT = "/v1/chat/completions"
 def test_who_may_get_it(model: str, path: str, up: Sequence[UpstreamFacts], names: str) -> None:
     down = [one for one in ALL if one not in up]
     assert "".join(one.name for one in serving(model, path, up, down)) == names
+
+
+@pytest.mark.parametrize(
+    ("model", "known", "answers"),
+    [
+        ("gpt-4o", ALL, "small"),
+        ("", ALL, "small"),
+        ("big", ALL, "large"),
+        ("tiny", ALL, "tiny"),
+        ("qwen", ALL, "qwen"),
+        ("gpt-4o", (OPEN,), "gpt-4o"),
+        ("gpt-4o", (), "gpt-4o"),
+    ],
+)
+def test_which_model_answers(model: str, known: Sequence[UpstreamFacts], answers: str) -> None:
+    assert answering(model, known) == answers
 
 
 def test_lists_of_models_are_joined_each_model_once() -> None:
