@@ -183,7 +183,8 @@ class Dispatcher:
 
     async def _granted(self, waiting: Waiting) -> Lease:
         ticket, since = waiting.ticket(), self._clock()
-        await self.fleet.until_served(ticket.model, ticket.path, ticket.deadline)
+        if await self.fleet.until_served(ticket.model, ticket.path, ticket.deadline):
+            ticket = waiting.ticket()  # which model answers is known by now, and what was seen meanwhile
         entry = _Entry(waiting, ticket, since, asyncio.get_running_loop().create_future())
         self._entries[ticket.id] = entry
         try:

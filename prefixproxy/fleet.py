@@ -81,9 +81,11 @@ class Fleet:
         """The name of the model that answers a request for `model`, whichever of its upstreams are up."""
         return answering(model, self._facts())
 
-    async def until_served(self, model: str, path: str, deadline: float) -> None:
+    async def until_served(self, model: str, path: str, deadline: float) -> bool:
         """Waits for an upstream that is loading, within a bound; one that is down is no reason to wait. Nor is one that
-        loads, where another one lists the model. Raises UpstreamUnavailable."""
+        loads, where another one lists the model. Whether it had to. Raises UpstreamUnavailable."""
+        if self._may_go(model, path):
+            return False
         patience_s = min(self._loading_wait_s, deadline - self._clock())
         try:
             async with asyncio.timeout(patience_s):
@@ -94,6 +96,7 @@ class Fleet:
         except TimeoutError:
             if not self.is_served(model, path):
                 raise self.unavailable(model) from None
+        return True
 
     def tell_news(self) -> None:
         """Wakes whoever waits for an upstream, to look again."""

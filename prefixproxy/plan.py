@@ -6,7 +6,7 @@ The same plan serves the live path, a request that is stabilised again while it 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -132,11 +132,9 @@ class Planner:
         return self._folded[body]
 
     def _read(self, api: Api, body: Body) -> Prompt | None:
-        """The body's prompt, with the name of the model that answers it. It is read once, though a request is planned
-        at its arrival and again while it waits."""
+        """The body's prompt. It is read once, though a request is planned at its arrival and again while it waits."""
         if body not in self._prompts:
-            prompt = parse_prompt(api, body)
-            self._prompts[body] = prompt and replace(prompt, model=self._answering(prompt.model))
+            self._prompts[body] = parse_prompt(api, body)
         return self._prompts[body]
 
     def _plan(
@@ -161,7 +159,7 @@ class Planner:
             if mode == "apply":
                 edits, prompt = [*steadied, *done.edits], done.prompt
         form = canonical(prompt)
-        chain = chain_of(form.parts, salt=_salt(prompt, body))
+        chain = chain_of(form.parts, salt=_salt(self._answering(prompt.model), body))
         head_blocks = blocks_within(form.head_bytes)
         return Plan(
             api=api,
@@ -182,10 +180,10 @@ class Planner:
         return (*tools.apply(prompt), *self.answers.apply(prompt), *returned(prompt))
 
 
-def _salt(prompt: Prompt, body: Body) -> bytes:
+def _salt(answering: str, body: Body) -> bytes:
     """What changes the rendered prompt at its very front without standing in it: the model, and the template's own
     switches. `tool_choice` and the like stay out: most templates do not render them, and one conversation uses many."""
-    model = prompt.model.encode("utf-8", "surrogatepass")
+    model = answering.encode("utf-8", "surrogatepass")
     switches = {key: body.data[key] for key in TEMPLATE_SWITCHES if body.data.get(key) is not None}
     return model + b"\0" + json_bytes(switches) if switches else model
 

@@ -22,7 +22,6 @@ async def test_the_root_is_shared_whatever_the_model_is_called(engine: RunningEn
             assert answer.status_code == 200, answer.text
         records = running.proxy.parts.telemetry.journal.newest(9)
 
-    assert len({record.family for record in records}) == 1
     _, *later = reversed(records)
     assert len(later) == len(NAMES) - 1
     assert all((record.expected_cached or 0) > 300 for record in later)
