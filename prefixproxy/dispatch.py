@@ -277,6 +277,8 @@ class Dispatcher:
             reuse_off=keeper.reuse_off,
             never_reuses=keeper.state.facts is not None and keeper.state.facts.never_reuses,
         )
+        if entry.ticket.n_seqs > 1:
+            self._work.several_answers(keeper.state.backend.name)
         lease.run_beside(self._leases.values())
         self._leases[grant.ticket_id] = lease
         entry.granted.set_result(grant)

@@ -1,0 +1,60 @@
+"""Behind several answers of one token each llama-server still has a copy between slots to do, and does it over whatever
+was restored meanwhile. On the real engine: what is restored answers as if it were evaluated anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+from running_engine import RunningEngine
+
+from prefixproxy.backends.llamacpp import LlamaServer
+from prefixproxy.schedule.types import Restore, Save
+from prefixproxy.slotwork import SlotWork
+from prefixproxy.types import RootId, SlotId
+
+pytestmark = [pytest.mark.anyio, pytest.mark.engine, pytest.mark.timeout(300)]
+
+ROOT = " ".join(f"Rule {n}: shelf {n * 7 % 23}." for n in range(120))
+OTHER = " ".join(f"Thing {n}: box {n * 5 % 19}." for n in range(150))
+FILE, ID = "root.bin", RootId("root")
+
+
+async def answer(server: LlamaServer, slot: int, *, reuse: bool = True) -> tuple[int, list[tuple[int, float]]]:
+    """Tokens found in the slot; and each token of the answer with its log-probability."""
+    body = {
+        "prompt": f"{ROOT} Which?",
+        "id_slot": slot,
+        "cache_prompt": reuse,
+        "n_predict": 4,
+        "temperature": 0,
+        "n_probs": 1,
+    }
+    said = await server.call("POST", "/completion", body)
+    return said["timings"]["cache_n"], [(each["id"], each["logprob"]) for each in said["completion_probabilities"]]
+
+
+async def test_a_root_restored_behind_them_is_that_root(
+    engine_factory: Callable[..., RunningEngine], tiny_models: Callable[[str], Path]
+) -> None:
+    engine = engine_factory(model=tiny_models("attentive"), parallel=2, ctx=2 * 4096)
+    server, watch = LlamaServer("u", engine.url), Mock()
+    work = SlotWork(watch, Mock(), lambda name: "m")
+    try:
+        _, expected = await answer(server, 0, reuse=False)
+        await server.call("POST", "/completion", {"prompt": ROOT, "id_slot": 0, "n_predict": 0})
+        assert await work.save(server, Save(ID, SlotId("u", 0), FILE))
+        for slot in (0, 1):
+            several = {"messages": [{"role": "user", "content": f"{OTHER} {slot}"}], "n": 2, "max_tokens": 1}
+            await server.call("POST", "/v1/chat/completions", several)
+            work.several_answers("u")
+            assert await work.restore(server, Restore(ID, SlotId("u", slot), FILE))
+            found, got = await answer(server, slot)
+            assert found > 500
+            assert [token for token, _ in got] == [token for token, _ in expected]
+            assert [logprob for _, logprob in got] == pytest.approx([logprob for _, logprob in expected], abs=0.02)
+    finally:
+        await server.close()
+    assert watch.tried.call_count == 2
