@@ -103,7 +103,7 @@ def _facts(report: Report) -> list[tuple[str, str]]:
 def _figures(outcome: Outcome) -> dict[str, Any]:
     return {
         "answered": len(outcome.waits),
-        "rejected": dict(outcome.rejected),
+        "rejected": {str(reason): n for reason, n in outcome.rejected.items()},
         "wait_p50_s": quantile(outcome.waits, 0.5),
         "wait_p99_s": quantile(outcome.waits, 0.99),
         "ttft_p50_s": quantile(outcome.ttfts, 0.5),

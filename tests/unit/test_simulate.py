@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from xml.etree import ElementTree
@@ -13,6 +14,7 @@ from records import RECORD
 
 from prefixproxy.errors import UsageError
 from prefixproxy.journal import record_json
+from prefixproxy.schedule.types import RejectReason
 from prefixproxy.simulate.play import Arrival, Fleet, play
 from prefixproxy.simulate.report import Report, as_json, as_svg, quantile, report_lines
 from prefixproxy.simulate.synthetic import WORKLOADS, Workload, synthetic
@@ -181,6 +183,13 @@ def test_the_report_begins_with_what_was_simulated_and_what_was_not() -> None:
         *("server", "build", "model", "slots", "n_ctx_slot", "KV", "flash", "flags", "tokens")
     ]
     assert as_json(report())["facts"]["model"] == "unknown"
+
+
+def test_what_was_rejected_is_told_in_json() -> None:
+    told = report()
+    full = replace(told.outcomes[0], rejected=Counter({RejectReason.QUEUE_FULL: 3}))
+    found = orjson.loads(orjson.dumps(as_json(replace(told, outcomes=(full,)))))["outcomes"]
+    assert found[0]["rejected"] == {"queue_full": 3}
 
 
 def test_the_report_has_a_row_for_each_fleet_and_policy_in_text_and_json() -> None:
