@@ -152,7 +152,7 @@ class _Watch:
         self._metrics.fork(upstream, outcome, seconds)
         self._trend.copy(Copy(upstream, slot, source, outcome, time.time(), seconds))
 
-    def tried(self, upstream: str, model: str, slot: int, usage: Usage) -> None:
+    def tried(self, upstream: str, model: str, slot: int | None, usage: Usage) -> None:
         self._metrics.tried(upstream, model, slot, usage)
         self._trend.tokens(usage.cached_tokens or 0, usage.evaluated_tokens or 0, time.time())
 

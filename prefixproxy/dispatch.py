@@ -133,7 +133,16 @@ class Dispatcher:
                 raise
             raise UpstreamFailed(f"upstream {lease.backend.name} is lost, and did not end its answer") from None
         finally:
-            self._release(lease)
+            try:
+                if lease.ticket.n_seqs > 1 and lease.ok and lease.native:
+                    await self._settle(lease)
+            finally:
+                self._release(lease)
+
+    async def _settle(self, lease: Lease) -> None:
+        slots = self._scheduler.slots_of(lease.ticket.id)
+        if slots is not None:
+            await self._work.settle(lease.backend, slots[-1] if slots else None)
 
     def started(self, lease: Lease) -> None:
         """The server works on it: its response has a head."""
@@ -277,8 +286,6 @@ class Dispatcher:
             reuse_off=keeper.reuse_off,
             never_reuses=keeper.state.facts is not None and keeper.state.facts.never_reuses,
         )
-        if entry.ticket.n_seqs > 1:
-            self._work.several_answers(keeper.state.backend.name)
         lease.run_beside(self._leases.values())
         self._leases[grant.ticket_id] = lease
         entry.granted.set_result(grant)

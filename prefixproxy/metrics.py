@@ -255,7 +255,7 @@ class Metrics:
         """A warm-up, or a copy, of which the request that it was for reused hardly anything."""
         (self._forks if forked else self._warmups).add(1, upstream, "no_effect")
 
-    def tried(self, upstream: str, model: str, slot: int, usage: Usage) -> None:
+    def tried(self, upstream: str, model: str, slot: int | None, usage: Usage) -> None:
         """What a probe had the engine evaluate."""
         self._count_tokens(self._model(model), upstream, slot, usage.cached_tokens or 0, usage.evaluated_tokens or 0)
 

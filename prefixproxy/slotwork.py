@@ -12,10 +12,8 @@ from prefixproxy.backends import Backend, CopyResult
 from prefixproxy.errors import ProxyError, UpstreamUnavailable
 from prefixproxy.lease import Watch
 from prefixproxy.schedule.types import COPY_WORK_S, WARM_WORK_S, Restore, Save, Warm, WarmResult
-from prefixproxy.types import Usage
+from prefixproxy.types import SlotId, Usage
 from prefixproxy.warming import Rendering, root_tokens, whole_tokens
-
-_ANY_TOKEN = 0
 
 log = logging.getLogger(__name__)
 
@@ -36,14 +34,14 @@ class SlotWork:
         self._watch = watch
         self._lost = lost
         self._model_of = model_of
-        self._several: set[str] = set()
 
-    def several_answers(self, upstream: str) -> None:
-        """One prompt gets several answers there. llama-server copies its cache for them at the next decode only
-        (llama_kv_cache::seq_cp between streams). If all end with their first token that copy is still to come, and
-        would overwrite what is restored meanwhile: from now on a token is decoded there before each restore. Nobody
-        knows when the last such copy is done, as who asked for it may leave before."""
-        self._several.add(upstream)
+    async def settle(self, backend: Backend, slot: SlotId | None) -> None:
+        """Behind one prompt with several answers: llama-server copies its cache for them at the next decode only
+        (llama_kv_cache::seq_cp between streams). If all ended with their first token that copy is still to come, and
+        would overwrite what a restore, or its RAM cache, puts there. So one token is decoded, in a slot of theirs."""
+        async with self._reporting(backend, "a decode behind several answers", COPY_WORK_S):
+            cost = await backend.decode_one(slot)
+            self._watch.tried(backend.name, self._model_of(backend.name), None if slot is None else slot.slot, cost)
 
     async def warm(self, backend: Backend, effect: Warm, lanes: Sequence[Rendering]) -> WarmResult:
         result = WarmResult(ok=False)
@@ -66,9 +64,6 @@ class SlotWork:
     async def restore(self, backend: Backend, effect: Restore) -> CopyResult | None:
         done = None
         async with self._reporting(backend, "a restore", COPY_WORK_S) as report:
-            if backend.name in self._several:
-                cost = await backend.warm(effect.slot, [_ANY_TOKEN])
-                self._watch.tried(backend.name, self._model_of(backend.name), effect.slot.slot, cost.usage)
             done = await backend.restore(effect.slot, effect.file)
         source = None if effect.source is None else effect.source.slot
         seconds = 0.0 if done is None else done.seconds

@@ -17,7 +17,7 @@ from prefixproxy.backends import (
 )
 from prefixproxy.errors import OtherKind, UpstreamFailed, UpstreamUnavailable
 from prefixproxy.prompt import Edit
-from prefixproxy.types import Api, SlotId, UpstreamFacts
+from prefixproxy.types import Api, SlotId, UpstreamFacts, Usage
 
 _KEY_WANTED = frozenset({401, 403})
 
@@ -77,6 +77,9 @@ class AutoUpstream:
 
     async def warm(self, slot: SlotId, tokens: Sequence[int]) -> WarmCost:
         return await self._found.warm(slot, tokens)
+
+    async def decode_one(self, slot: SlotId | None) -> Usage:
+        return await self._found.decode_one(slot)
 
     async def save(self, slot: SlotId, file: str) -> CopyResult:
         return await self._found.save(slot, file)

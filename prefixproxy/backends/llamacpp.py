@@ -28,6 +28,7 @@ _REFUSED_NAME = "no/such.bin"
 _NOT_SUPPORTED = 501
 _SAYS_OF_ITSELF = ("total_slots", "model_alias", "model_path", "build_info", "endpoint_slots")
 _TRIAL_S = 10.0
+_ANY_TOKEN = 0
 """How long finding out about the memory may keep requests waiting: about 60 tokens, on however slow a machine."""
 _COUNTING = {
     Api.CHAT: "/v1/chat/completions/input_tokens",
@@ -208,6 +209,11 @@ class LlamaServer(HttpUpstream):
         if held != len(tokens):
             raise UpstreamFailed(f"upstream {self.name}: slot {slot.slot} holds {held} tokens, not {len(tokens)}")
         return WarmCost(len(tokens), usage_from(Api.COMPLETION, [answer]))
+
+    async def decode_one(self, slot: SlotId | None) -> Usage:
+        where = {} if slot is None else {"id_slot": slot.slot}
+        body = {"prompt": [_ANY_TOKEN], "n_predict": 0, "cache_prompt": False, "response_fields": ["timings"]}
+        return usage_from(Api.COMPLETION, [await self.call("POST", "/completion", body | where)])
 
     async def save(self, slot: SlotId, file: str) -> CopyResult:
         answer = await self._slot_action(slot, "save", file)

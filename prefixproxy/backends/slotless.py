@@ -8,7 +8,7 @@ from typing import Any
 from prefixproxy.backends import CopyResult, SlotReading, WarmCost
 from prefixproxy.backends.http import HttpUpstream
 from prefixproxy.errors import UpstreamFailed
-from prefixproxy.types import Api, SlotId
+from prefixproxy.types import Api, SlotId, Usage
 
 
 class SlotlessUpstream(HttpUpstream):
@@ -26,6 +26,9 @@ class SlotlessUpstream(HttpUpstream):
 
     async def warm(self, slot: SlotId, tokens: Sequence[int]) -> WarmCost:
         raise self._cannot("warm a slot")
+
+    async def decode_one(self, slot: SlotId | None) -> Usage:
+        raise self._cannot("decode a token by itself")
 
     async def save(self, slot: SlotId, file: str) -> CopyResult:
         raise self._cannot("save a slot")

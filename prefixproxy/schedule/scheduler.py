@@ -143,8 +143,15 @@ class Scheduler:
 
     def slot_of(self, ticket: TicketId) -> SlotId | None:
         """Where a granted ticket runs, as far as that is known; None if it has several slots."""
+        slots = self.slots_of(ticket)
+        return slots[0] if slots is not None and len(slots) == 1 else None
+
+    def slots_of(self, ticket: TicketId) -> Sequence[SlotId] | None:
+        """All slots of a granted ticket; none while its server chooses, and nobody else gets one; None: unknown."""
         running = self._running.get(ticket)
-        return running.slots[0].id if running is not None and len(running.slots) == 1 else None
+        if running is None or (not running.slots and running.settling is None):
+            return None
+        return [slot.id for slot in running.slots]
 
     def started(self, ticket: TicketId, now: float) -> list[Effect]:
         """The server works on it (its response headers came, or prompt progress)."""

@@ -7,8 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import Mock
 
+import httpx
 import pytest
 from running_engine import RunningEngine
+from running_proxy import running_proxy
 
 from prefixproxy.backends.llamacpp import LlamaServer
 from prefixproxy.schedule.types import Restore, Save
@@ -49,7 +51,7 @@ async def test_a_root_restored_behind_them_is_that_root(
         for slot in (0, 1):
             several = {"messages": [{"role": "user", "content": f"{OTHER} {slot}"}], "n": 2, "max_tokens": 1}
             await server.call("POST", "/v1/chat/completions", several)
-            work.several_answers("u")
+            await work.settle(server, SlotId("u", slot))
             assert await work.restore(server, Restore(ID, SlotId("u", slot), FILE))
             found, got = await answer(server, slot)
             assert found > 500
@@ -58,3 +60,13 @@ async def test_a_root_restored_behind_them_is_that_root(
     finally:
         await server.close()
     assert watch.tried.call_count == 2
+
+
+async def test_the_proxy_has_a_token_decoded_behind_them(engine_factory: Callable[..., RunningEngine]) -> None:
+    engine = engine_factory(parallel=2, ctx=2 * 4096)
+    async with running_proxy(engine.url) as running, httpx.AsyncClient(timeout=120) as client:
+        several = {"messages": [{"role": "user", "content": OTHER}], "n": 2, "max_tokens": 1}
+        answer = await client.post(f"{running.url}/v1/chat/completions", json=several)
+        assert answer.status_code == 200, answer.text
+        slots = (await client.get(f"{engine.url}/slots")).json()
+    assert 1 in [slot["n_prompt_tokens"] for slot in slots]
