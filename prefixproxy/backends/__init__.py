@@ -14,15 +14,14 @@ from prefixproxy.prompt import Edit
 from prefixproxy.types import Api, SlotId, UpstreamFacts, Usage
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
-
-
 NO_TASK = -1
+"""The number of the newest task in a slot that never had one."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlotReading:
-    """One entry of a server's slot list: `n_tokens` in the slot, and the number of the newest `task` in it (NO_TASK:
-    none ever ran there); None where the server does not say."""
+    """One entry of a server's slot list: `n_tokens` in the slot, and the number of the newest `task` in it (NO_TASK
+    if none ever ran there); None where the server does not say."""
 
     busy: bool
     n_tokens: int | None

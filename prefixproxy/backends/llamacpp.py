@@ -28,8 +28,9 @@ _REFUSED_NAME = "no/such.bin"
 _NOT_SUPPORTED = 501
 _SAYS_OF_ITSELF = ("total_slots", "model_alias", "model_path", "build_info", "endpoint_slots")
 _TRIAL_S = 10.0
-_ANY_TOKEN = 0
 """How long finding out about the memory may keep requests waiting: about 60 tokens, on however slow a machine."""
+_ANY_TOKEN = 0
+"""Every vocabulary has it."""
 _COUNTING = {
     Api.CHAT: "/v1/chat/completions/input_tokens",
     Api.RESPONSES: "/v1/responses/input_tokens",
