@@ -24,6 +24,7 @@ from prefixproxy.lease import CutShort, Lease, Waiting, Watch, rejection
 from prefixproxy.prefix import PrefixChain
 from prefixproxy.schedule.scheduler import Scheduler
 from prefixproxy.schedule.types import (
+    Decode,
     Drop,
     Effect,
     Finish,
@@ -133,16 +134,7 @@ class Dispatcher:
                 raise
             raise UpstreamFailed(f"upstream {lease.backend.name} is lost, and did not end its answer") from None
         finally:
-            try:
-                if lease.ticket.n_seqs > 1 and lease.ok and lease.native:
-                    await self._settle(lease)
-            finally:
-                self._release(lease)
-
-    async def _settle(self, lease: Lease) -> None:
-        slots = self._scheduler.slots_of(lease.ticket.id)
-        if slots is not None:
-            await self._work.settle(lease.backend, slots[-1] if slots else None)
+            self._release(lease)
 
     def started(self, lease: Lease) -> None:
         """The server works on it: its response has a head."""
@@ -259,6 +251,8 @@ class Dispatcher:
                 self._spawn(self._save(effect))
             case Restore():
                 self._spawn(self._restore(effect))
+            case Decode():
+                self._spawn(self._decode(effect))
             case Poll():
                 self.keepers[effect.upstream].read_soon()
             case Drop():
@@ -312,6 +306,10 @@ class Dispatcher:
         done = await self._work.restore(self.keepers[effect.slot.upstream].state.backend, effect)
         seconds = 0.0 if done is None else done.seconds
         self._apply(self._scheduler.restored(effect.slot, effect.root, done is not None, seconds, self._clock()))
+
+    async def _decode(self, effect: Decode) -> None:
+        ok = await self._work.decode(self.keepers[effect.slot.upstream].state.backend, effect)
+        self._apply(self._scheduler.decoded(effect.slot, ok, self._clock()))
 
     async def _locate(self, lease: Lease) -> None:
         """Looks until the scheduler knows which slot the server gave to an unpinned request."""

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from prefixproxy.backends import Backend, CopyResult
 from prefixproxy.errors import ProxyError, UpstreamUnavailable
 from prefixproxy.lease import Watch
-from prefixproxy.schedule.types import COPY_WORK_S, WARM_WORK_S, Restore, Save, Warm, WarmResult
-from prefixproxy.types import SlotId, Usage
+from prefixproxy.schedule.types import COPY_WORK_S, WARM_WORK_S, Decode, Restore, Save, Warm, WarmResult
+from prefixproxy.types import Usage
 from prefixproxy.warming import Rendering, root_tokens, whole_tokens
 
 log = logging.getLogger(__name__)
@@ -35,14 +35,6 @@ class SlotWork:
         self._lost = lost
         self._model_of = model_of
 
-    async def settle(self, backend: Backend, slot: SlotId | None) -> None:
-        """Behind one prompt with several answers: llama-server copies its cache for them at the next decode only
-        (llama_kv_cache::seq_cp between streams). If all ended with their first token that copy is still to come, and
-        would overwrite what a restore, or its RAM cache, puts there. So one token is decoded, in a slot of theirs."""
-        async with self._reporting(backend, "a decode behind several answers", COPY_WORK_S):
-            cost = await backend.decode_one(slot)
-            self._watch.tried(backend.name, self._model_of(backend.name), None if slot is None else slot.slot, cost)
-
     async def warm(self, backend: Backend, effect: Warm, lanes: Sequence[Rendering]) -> WarmResult:
         result = WarmResult(ok=False)
         usage: Usage | None = None
@@ -54,6 +46,12 @@ class SlotWork:
             result = WarmResult(True, cost.n_tokens, seconds, evaluated=usage.evaluated_tokens)
         self._watch.warmup(backend.name, report.outcome, self._model_of(backend.name), effect.slot.slot, usage)
         return result
+
+    async def decode(self, backend: Backend, effect: Decode) -> bool:
+        async with self._reporting(backend, "a decode behind several answers", COPY_WORK_S) as report:
+            cost = await backend.decode_one(effect.slot)
+            self._watch.tried(backend.name, self._model_of(backend.name), effect.slot.slot, cost)
+        return report.outcome == "ok"
 
     async def save(self, backend: Backend, effect: Save) -> CopyResult | None:
         done = None

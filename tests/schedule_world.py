@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 from prefixproxy.schedule.scheduler import Scheduler
+from prefixproxy.schedule.slots import COPIES_S
 from prefixproxy.schedule.types import (
+    Decode,
     Drop,
     Effect,
     Finish,
@@ -51,7 +54,7 @@ class Sent:
     at: float
     need: int = 1
     ticket: TicketId | None = None
-    work: Warm | Save | Restore | None = None
+    work: Warm | Save | Restore | Decode | None = None
     slots: list[int] = field(default_factory=list)
     arrived: bool = False
     abandoned: bool = False
@@ -89,6 +92,10 @@ class World:
         self.asked: set[str] = set()
         self.broken = False
         self.haunted_until = 0.0
+        self.uncopied: dict[str, float] = {}
+        """Upstreams where several answers to a prompt ended, with nothing decoded since, and when they did."""
+        self.had_several: set[str] = set()
+        """Upstreams where they ever did."""
 
     # the servers
 
@@ -167,7 +174,7 @@ class World:
         self.freed(sent)
         sent.over = True
 
-    def end(self, sent: Sent, ok: bool = True, cached: int | None = None) -> None:
+    def end(self, sent: Sent, ok: bool = True, cached: int | None = None, predicted: int = 10) -> None:
         """The server's last word; told twice, as the second must be ignored (S4)."""
         assert sent.ticket is not None
         ticket = self.tickets[sent.ticket]
@@ -176,12 +183,29 @@ class World:
         if not sent.over:
             self.answered(sent)
         evaluated = None if cached is None else max(1, ticket.n_tokens - cached)
-        finish = Finish(ok, cached, evaluated, 10, 1.0)
+        finish = Finish(ok, cached, evaluated, predicted, 1.0)
+        if not ok or predicted <= ticket.n_seqs:
+            self.leave_copies(sent)
         self.do(self.s.finished(sent.ticket, finish, self.now))
         self.do(self.s.finished(sent.ticket, finish, self.now))
 
+    def leave_copies(self, sent: Sent) -> None:
+        if sent.ticket and self.tickets[sent.ticket].n_seqs > 1 and FACTS[sent.upstream].capabilities.pin:
+            self.had_several.add(sent.upstream)
+            if sent.arrived:
+                self.uncopied[sent.upstream] = self.now
+
+    def copied(self, sent: Sent) -> None:
+        """Something was decoded, or nobody waits for that any longer."""
+        if self.uncopied.get(sent.upstream, sent.at) <= sent.at:
+            self.uncopied.pop(sent.upstream, None)
+
+    def is_uncopied(self, upstream: str) -> bool:
+        """A slot that was busy for long has decoded something."""
+        return self.now < self.uncopied.get(upstream, -inf) + COPIES_S
+
     def answer(self, sent: Sent, ok: bool = True) -> None:
-        """A warm-up, save or restore is over."""
+        """A warm-up, save, restore or decode is over."""
         self.sent.remove(sent)
         slot = SlotId(sent.upstream, sent.slots[0])
         match sent.work:
@@ -193,6 +217,10 @@ class World:
             case Restore(root=root, slot=target):
                 self.content[slot] = 1000 if ok else 0
                 self.do(self.s.restored(target, root, ok, 0.03, self.now))
+            case Decode(slot=target):
+                self.content[slot] = 1
+                self.copied(sent)
+                self.do(self.s.decoded(target, ok, self.now))
 
     def step(self, sent: Sent) -> None:
         """The usual next thing that happens to a request."""
@@ -227,6 +255,7 @@ class World:
         self.state.update(dict.fromkeys(lost, "done"))
         self.sent = [s for s in self.sent if s.upstream != name]
         self.strangers.pop(name, None)
+        self.uncopied.pop(name, None)
         self.foreign = {slot: seen for slot, seen in self.foreign.items() if slot.upstream != name}
         self.content = {slot: n for slot, n in self.content.items() if slot.upstream != name}
         self.tasks = {slot: n for slot, n in self.tasks.items() if slot.upstream != name}
@@ -253,7 +282,7 @@ class World:
                     assert self.state[effect.ticket_id] == "waiting", "S3: rejected after its end"
                     assert effect.retry_after_s > 0
                     self.state[effect.ticket_id] = "rejected"
-                case Warm() | Save() | Restore():
+                case Warm() | Save() | Restore() | Decode():
                     self._ordered(effect)
                 case Poll():
                     assert effect.upstream in self.up
@@ -274,6 +303,8 @@ class World:
             self.check_pin(grant.slot, grant)
         if FACTS[grant.upstream].capabilities.pin:
             assert not self._choosing(grant.upstream), "S2: granted while the server chooses a slot"
+            copying = self.is_uncopied(grant.upstream) and grant.slot is not None
+            assert not copying, "S2: pinned while copies between slots are to come"
             coming = [s for s in self.sent if s.upstream == grant.upstream and s.pin is not None and not s.arrived]
             assert grant.slot or not coming, f"S2: unpinned while {coming} could find its slot taken"
         pin = None if grant.slot is None else grant.slot.slot
@@ -285,16 +316,24 @@ class World:
         mine = [s for s in self.sent if s.upstream == name and s.ticket and not s.abandoned]
         return any(s.pin is None and not s.arrived for s in mine)
 
-    def _ordered(self, effect: Warm | Save | Restore) -> None:
+    def _ordered(self, effect: Warm | Save | Restore | Decode) -> None:
         slot = effect.slot
         assert slot.upstream in self.up
         self.check_pin(slot, effect)
         assert not self._choosing(slot.upstream), "S2: ordered while the server chooses a slot"
+        if isinstance(effect, Decode):
+            several = [s for s in self.sent if s.need > 1 and s.upstream == slot.upstream and s.arrived]
+            assert not [s for s in several if s.abandoned and not s.over], "S2: decoded while a copy is still to come"
+            return self._send(effect)
+        assert not self.is_uncopied(slot.upstream), "S2: ordered while copies between slots are to come"
         if isinstance(effect, Warm):
             assert effect.tickets
         else:
             assert not set(effect.file) & set('/\\:*?"<>|')
-        self.sent.append(Sent(slot.upstream, slot.slot, self.now, work=effect))
+        return self._send(effect)
+
+    def _send(self, effect: Warm | Save | Restore | Decode) -> None:
+        self.sent.append(Sent(effect.slot.upstream, effect.slot.slot, self.now, work=effect))
 
     # views
 

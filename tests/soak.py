@@ -34,6 +34,7 @@ class Way(StrEnum):
     STREAM = "stream"
     LEAVES_EARLY = "leaves_early"  # while it waits, or before its first token
     LEAVES_MIDWAY = "leaves_midway"  # after its first bytes
+    SEVERAL = "several"  # wants two answers of one token
     DIRECT = "direct"  # not through the proxy
 
 
@@ -55,7 +56,8 @@ class Report:
 
 def plan(n: int, seed: int) -> list[Planned]:
     rng = Random(seed)
-    ways = [Way.JSON] * 9 + [Way.STREAM] * 5 + [Way.LEAVES_EARLY] * 3 + [Way.LEAVES_MIDWAY] * 2 + [Way.DIRECT]
+    ways = [Way.JSON] * 9 + [Way.STREAM] * 5 + [Way.LEAVES_EARLY] * 3 + [Way.LEAVES_MIDWAY] * 2
+    ways += [Way.SEVERAL] * 2 + [Way.DIRECT]
     return [Planned(number, rng.choice(ways), rng.choice([0.002, 0.02, 0.1, 0.4])) for number in range(n)]
 
 
@@ -66,6 +68,11 @@ def body(number: int) -> dict[str, Any]:
     user = f"Nonce {number * 7919 % 100003}: what does rule {number % 13} say of sheet {number}?"
     messages = [{"role": "system", "content": system}, {"role": "user", "content": user}]
     return {"messages": messages, "max_tokens": 8, "temperature": 0, "logprobs": True, "top_logprobs": 5}
+
+
+def payload_of(request: Planned) -> dict[str, Any]:
+    """Two answers of one token each leave llama-server with a copy between slots to make."""
+    return body(request.number) | ({"n": 2, "max_tokens": 1} if request.way is Way.SEVERAL else {})
 
 
 def read(choices: Sequence[Mapping[str, Any]]) -> Answer:
@@ -105,12 +112,13 @@ def deviation(answer: Answer, control: Answer) -> str:
     return f"{len(answer)} tokens for {len(control)}, moved {moved:.4f}"
 
 
-async def alone(engine: httpx.AsyncClient, numbers: Sequence[int]) -> dict[int, Answer]:
-    """Each request by itself, nothing reused."""
+async def alone(engine: httpx.AsyncClient, planned: Sequence[Planned]) -> dict[int, Answer]:
+    """Each request by itself and with one answer, nothing reused."""
     answers = {}
-    for number in numbers:
-        answer = await engine.post("/v1/chat/completions", json=body(number) | {"cache_prompt": False})
-        answers[number] = read(answer.json()["choices"])
+    for request in planned:
+        payload = payload_of(request) | {"cache_prompt": False, "n": 1}
+        answer = await engine.post("/v1/chat/completions", json=payload)
+        answers[request.number] = read(answer.json()["choices"])
     return answers
 
 
@@ -129,7 +137,7 @@ async def run(proxy: httpx.AsyncClient, engine: httpx.AsyncClient, planned: Sequ
 
 
 async def _send(client: httpx.AsyncClient, request: Planned, report: Report) -> None:
-    payload = body(request.number)
+    payload = payload_of(request)
     if request.way in (Way.STREAM, Way.LEAVES_MIDWAY):
         await _stream(client, request, payload | {"stream": True}, report)
     elif request.way is Way.LEAVES_EARLY:
@@ -141,7 +149,7 @@ async def _send(client: httpx.AsyncClient, request: Planned, report: Report) -> 
     else:
         answer = await client.post("/v1/chat/completions", json=payload)
         report.statuses[answer.status_code] += 1
-        report.answers[request.number] = read(answer.json().get("choices", ()))
+        report.answers[request.number] = read(answer.json().get("choices", ())[:1])
 
 
 async def _stream(client: httpx.AsyncClient, request: Planned, payload: dict[str, Any], report: Report) -> None:

@@ -139,8 +139,8 @@ class Backend(Protocol):
         """Prefill `tokens` in an idle slot, so that it holds exactly these; for as long as the caller lets it."""
         ...
 
-    async def decode_one(self, slot: SlotId | None) -> Usage:
-        """Have one token evaluated in an idle slot, or in any, and what the slot held given up for it."""
+    async def decode_one(self, slot: SlotId) -> Usage:
+        """Have one token evaluated in an idle slot, and what the slot held given up for it."""
         ...
 
     async def save(self, slot: SlotId, file: str) -> CopyResult: ...

@@ -211,10 +211,15 @@ class LlamaServer(HttpUpstream):
             raise UpstreamFailed(f"upstream {self.name}: slot {slot.slot} holds {held} tokens, not {len(tokens)}")
         return WarmCost(len(tokens), usage_from(Api.COMPLETION, [answer]))
 
-    async def decode_one(self, slot: SlotId | None) -> Usage:
-        where = {} if slot is None else {"id_slot": slot.slot}
-        body = {"prompt": [_ANY_TOKEN], "n_predict": 0, "cache_prompt": False, "response_fields": ["timings"]}
-        return usage_from(Api.COMPLETION, [await self.call("POST", "/completion", body | where)])
+    async def decode_one(self, slot: SlotId) -> Usage:
+        body = {
+            "prompt": [_ANY_TOKEN],
+            "id_slot": slot.slot,
+            "n_predict": 0,
+            "cache_prompt": False,
+            "response_fields": ["timings"],
+        }
+        return usage_from(Api.COMPLETION, [await self.call("POST", "/completion", body)])
 
     async def save(self, slot: SlotId, file: str) -> CopyResult:
         answer = await self._slot_action(slot, "save", file)

@@ -204,7 +204,8 @@ def is_calm(server: Server, policy: Policy, now: float) -> bool:
         and not slots.facts.shared
         and not (slots.poll_soon or slots.confirm or slots.doubted or server.roots.gatherings)
         and slots.settling is None
-        and now >= max(slots.foreign_until, slots.haunted_until, server.lost_at + policy.reconnect_s)
+        and now >= max(slots.foreign_until, slots.haunted_until, slots.copies_until)
+        and now >= server.lost_at + policy.reconnect_s
         and len(server.roots.roots) <= policy.max_roots
         and not any(slots.has(state) for state in _UNRESOLVED)
     )

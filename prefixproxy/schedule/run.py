@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from prefixproxy.schedule import work
+from prefixproxy.schedule import copies, work
 from prefixproxy.schedule.plan import Server, shared
 from prefixproxy.schedule.rates import MIN_RATE_TOKENS, mixed
 from prefixproxy.schedule.roots import DELIVERED_SHARE, Root
@@ -136,6 +136,8 @@ def end(running: Running, finish: Finish, now: float) -> None:
             slots.drain(slot, now)
     if settling is not None:
         _end_unseen(running, settling, finish, now)
+    if slots.observed and copies.may_be_left(running.ticket, finish):
+        slots.expect_copies(now)
 
 
 def _end_unseen(running: Running, settling: Settling, finish: Finish, now: float) -> None:

@@ -18,9 +18,10 @@ S8  what a slot holds is a belief: corrected by what the server reports, dropped
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
-from prefixproxy.schedule import memory, work
+from prefixproxy.schedule import copies, memory, work
 from prefixproxy.schedule.fleet import Fleet
 from prefixproxy.schedule.look import ASSUMED_LOOK_S, look, polls
 from prefixproxy.schedule.memory import Recalled
@@ -143,15 +144,8 @@ class Scheduler:
 
     def slot_of(self, ticket: TicketId) -> SlotId | None:
         """Where a granted ticket runs, as far as that is known; None if it has several slots."""
-        slots = self.slots_of(ticket)
-        return slots[0] if slots is not None and len(slots) == 1 else None
-
-    def slots_of(self, ticket: TicketId) -> Sequence[SlotId] | None:
-        """All slots of a granted ticket; none while its server chooses, and nobody else gets one; None: unknown."""
         running = self._running.get(ticket)
-        if running is None or (not running.slots and running.settling is None):
-            return None
-        return [slot.id for slot in running.slots]
+        return running.slots[0].id if running is not None and len(running.slots) == 1 else None
 
     def started(self, ticket: TicketId, now: float) -> list[Effect]:
         """The server works on it (its response headers came, or prompt progress)."""
@@ -182,15 +176,24 @@ class Scheduler:
 
     def warmed(self, root: RootId, result: WarmResult, now: float, slot: SlotId | None = None) -> list[Effect]:
         """Answer to Warm; without its slot, to the one there is of this root."""
-        return self._answer(root, Work.WARM, slot, result.ok, now, result=result)
+        done = partial(work.warmed, result=result, policy=self._policy, now=now)
+        return self._answer(root, Work.WARM, slot, result.ok, now, done)
 
     def saved(self, root: RootId, ok: bool, n_bytes: int, seconds: float, now: float) -> list[Effect]:
         """Answer to Save."""
-        return self._answer(root, Work.SAVE, None, ok, now, n_bytes=n_bytes, seconds=seconds)
+        done = partial(work.saved, n_bytes=n_bytes, seconds=seconds, now=now)
+        return self._answer(root, Work.SAVE, None, ok, now, done)
 
     def restored(self, slot: SlotId, root: RootId, ok: bool, seconds: float, now: float) -> list[Effect]:
         """Answer to Restore."""
-        return self._answer(root, Work.RESTORE, slot, ok, now, seconds=seconds)
+        return self._answer(root, Work.RESTORE, slot, ok, now, partial(work.restored, seconds=seconds, now=now))
+
+    def decoded(self, slot: SlotId, ok: bool, now: float) -> list[Effect]:
+        """Answer to Decode."""
+        server = self._fleet.get(slot.upstream)
+        if server is not None:
+            copies.decoded(server.slots, slot, ok, now)
+        return self._place(now)
 
     def _answer(
         self,
@@ -199,24 +202,13 @@ class Scheduler:
         slot: SlotId | None,
         ok: bool,
         now: float,
-        *,
-        result: WarmResult | None = None,
-        n_bytes: int = 0,
-        seconds: float = 0.0,
+        done: Callable[[Server, Root, Slot], list[Effect]],
     ) -> list[Effect]:
         effects: list[Effect] = []
         for server in self._fleet.restless():
             found = work.at_work(server, root, kind, slot)
-            if found is None:
-                continue
-            if not ok:
-                effects += self._fail(server, *found, now)
-            elif result is not None:
-                effects += work.warmed(server, *found, result, self._policy, now)
-            elif kind is Work.SAVE:
-                effects += work.saved(server, *found, n_bytes, seconds, now)
-            else:
-                effects += work.restored(server, *found, seconds, now)
+            if found is not None:
+                effects += done(server, *found) if ok else self._fail(server, *found, now)
         return effects + self._place(now)
 
     def _fail(self, server: Server, root: Root, slot: Slot, now: float) -> list[Effect]:
@@ -256,6 +248,7 @@ class Scheduler:
         for server in self._fleet.restless():
             for root, slot in work.overdue(server, now):
                 effects += self._fail(server, root, slot, now)
+            effects += copies.settle(server.slots, self._policy, now)
             server.roots.forget_stale(now, self._policy.max_roots)
         effects += self._expire(now)
         effects += self._assign(now)

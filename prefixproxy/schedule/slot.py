@@ -33,6 +33,7 @@ class Work(StrEnum):
     WARM = "warm"
     SAVE = "save"
     RESTORE = "restore"
+    DECODE = "decode"
 
 
 NOTHING = Held(PrefixChain((), 0, 0), 0, 0)
@@ -80,3 +81,22 @@ class Slot:
     @property
     def idle(self) -> bool:
         return self.state is SlotState.IDLE
+
+
+def left_over(slot: Slot, n_tokens: int | None) -> Held:
+    """What a slot holds after its request was cut off. The server keeps what it had evaluated until then
+    (server-context.cpp release()), so the count tells how far it came; without one, only what the request
+    shared with the content before it is certain."""
+    held, before = slot.held, slot.before
+    if not held.tokens:
+        return NOTHING
+    if n_tokens is None:
+        return before.cut(before.chain.common_blocks(held.chain), 0)
+    if not slot.started and n_tokens == before.tokens:
+        return before
+    if n_tokens >= held.prompt_tokens:
+        return Held(held.chain, held.prompt_tokens, n_tokens)
+    share = len(held.chain.hashes)
+    while share and held.tokens_at(share) > 0.98 * n_tokens:
+        share -= 1
+    return held.cut(share, n_tokens)

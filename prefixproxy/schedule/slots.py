@@ -22,7 +22,7 @@ from prefixproxy.prefix import PrefixChain
 from prefixproxy.schedule.census import Census
 from prefixproxy.schedule.counts import PrefixCounts
 from prefixproxy.schedule.rates import Rates
-from prefixproxy.schedule.slot import NOTHING, Held, Slot, Work
+from prefixproxy.schedule.slot import NOTHING, Held, Slot, Work, left_over
 from prefixproxy.types import RootId, SlotId, SlotState, TicketId, UpstreamFacts
 
 REUSE_CHANCE = 0.5
@@ -34,6 +34,8 @@ only this long after."""
 UNPROVEN_SHARE = 0.5
 """What is hoped to stay of a prefix while the first slot that forgets a tail has not shown it yet."""
 ASSUMED_ANSWER_S = 5.0
+COPIES_S = 30.0
+"""A slot that was busy for so long has decoded something."""
 WARY_S = 600.0
 """So long after a foreign request was seen, no slot is pinned to without a look at it first."""
 MOST_SLOTS = 1 << 20
@@ -61,8 +63,9 @@ class Upstream:
     """One upstream's slots and what is known of it.
 
     `evicted`: something was overwritten since it came up, so a prefix that is in no slot may be in the server's own RAM
-    cache. `haunted_until`: an unpinned request we gave up may still be on its way to any slot. `trying`: the running
-    request that shows whether slots can forget a tail. `confirm`: an unpinned request waits until our pins were seen to
+    cache. `haunted_until`: an unpinned request we gave up may still be on its way to any slot. `copies_until`: copies
+    between slots may still be to come (`copies`). `trying`: the running request that shows whether slots can forget a
+    tail. `confirm`: an unpinned request waits until our pins were seen to
     have started. `foreign_at`: when a foreign request was seen last. `looked_at`: when the newest look that was heeded
     was asked for, `seen_at`: when its answer came; `polled_at`: when we asked for one. `wanted`: tickets wait.
     `version` grows with every change that may matter to who waits.
@@ -82,6 +85,7 @@ class Upstream:
     trying: TicketId | None = None
     confirm: bool = False
     haunted_until: float = -inf
+    copies_until: float = -inf
     looked_at: float = -inf
     seen_at: float = -inf
     wanted: bool = False
@@ -144,7 +148,8 @@ class Upstream:
             self.census.note(slot)
         self.up, self.evicted, self.settling, self.poll_soon = True, False, None, self.observed
         self.touch()
-        self.foreign_until, self.haunted_until, self.looked_at, self.confirm = -inf, -inf, -inf, False
+        self.foreign_until, self.haunted_until, self.copies_until, self.looked_at = -inf, -inf, -inf, -inf
+        self.confirm = False
 
     def close(self) -> None:
         self.touch()
@@ -226,7 +231,7 @@ class Upstream:
         slot.first_token_at, slot.uncached, slot.source, slot.warmed = None, uncached, None, False
         self._move(slot, SlotState.LEASED, now)
 
-    def reserve(self, slot: Slot, work: Work, root: RootId, until: float, now: float) -> None:
+    def reserve(self, slot: Slot, work: Work, root: RootId | None, until: float, now: float) -> None:
         slot.work, slot.root, slot.until, slot.started, slot.ticket, slot.task = work, root, until, False, None, None
         self._move(slot, SlotState.RESERVED, now)
 
@@ -272,6 +277,8 @@ class Upstream:
 
     def foreign(self, slot: Slot, now: float, quiet_s: float) -> None:
         self.foreign_until, self.foreign_at = now + quiet_s, now
+        if now < self.copies_until:
+            self.expect_copies(self.foreign_until)
         if slot.state is not SlotState.FOREIGN:
             self.forget(slot)
             self.census.promise(slot, None)
@@ -348,8 +355,15 @@ class Upstream:
         return bool(self._by_state[state])
 
     def choosing(self, now: float) -> bool:
-        """Whether the server may be about to put an unpinned request of ours into any idle slot."""
-        return self.settling is not None or now < self.haunted_until
+        """Whether the server may be about to put an unpinned request of ours into any idle slot, or a copy."""
+        if self.settling is not None or now < self.haunted_until:
+            return True
+        return now < self.copies_until and not self.unpinned_because(now)
+
+    def expect_copies(self, now: float) -> None:
+        """From `now` on nothing is sent here before one token was decoded, or all this time has passed."""
+        self.copies_until, self.poll_soon = now + COPIES_S, True
+        self.touch()
 
     def pins_confirmed(self, now: float) -> bool:
         """Whether all we pinned here was seen to have started; else an unpinned request could take its slot, and the
@@ -375,22 +389,3 @@ class Upstream:
 
 _OPEN = (SlotState.IDLE, SlotState.FOREIGN)
 _number = attrgetter("number")
-
-
-def left_over(slot: Slot, n_tokens: int | None) -> Held:
-    """What a slot holds after its request was cut off. The server keeps what it had evaluated until then
-    (server-context.cpp release()), so the count tells how far it came; without one, only what the request
-    shared with the content before it is certain."""
-    held, before = slot.held, slot.before
-    if not held.tokens:
-        return NOTHING
-    if n_tokens is None:
-        return before.cut(before.chain.common_blocks(held.chain), 0)
-    if not slot.started and n_tokens == before.tokens:
-        return before
-    if n_tokens >= held.prompt_tokens:
-        return Held(held.chain, held.prompt_tokens, n_tokens)
-    share = len(held.chain.hashes)
-    while share and held.tokens_at(share) > 0.98 * n_tokens:
-        share -= 1
-    return held.cut(share, n_tokens)

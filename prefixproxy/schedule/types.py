@@ -45,7 +45,7 @@ class HoldReason(StrEnum):
     LEADER = "leader"  # another ticket is prefilling the same root, or was when its client left
     SLOT_WAIT = "slot_wait"  # the busy slot that holds its prefix is cheaper than evaluating it elsewhere
     OVERTAKEN = "overtaken"  # the only idle slot holds the prefix of a later ticket, which goes first
-    SETTLING = "settling"  # the server is choosing a slot for an unpinned request; a pin could hit it
+    SETTLING = "settling"  # the server is choosing a slot for an unpinned request, or has copies between slots to make
     LOOKING = "looking"  # others use this upstream too: its slots are looked at before one is pinned to
     UNCONFIRMED_PINS = "unconfirmed_pins"  # unpinned itself: pins under way have not been seen to start yet
 
@@ -236,6 +236,13 @@ class Restore:
 
 
 @dataclass(frozen=True, slots=True)
+class Decode:
+    """Have one token evaluated in this slot, whatever it holds. Answer: `decoded`."""
+
+    slot: SlotId
+
+
+@dataclass(frozen=True, slots=True)
 class Reject:
     ticket_id: TicketId
     reason: RejectReason
@@ -257,7 +264,7 @@ class Drop:
     file: str
 
 
-Effect = Grant | Warm | Save | Restore | Reject | Poll | Drop
+Effect = Grant | Warm | Save | Restore | Decode | Reject | Poll | Drop
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,6 +99,7 @@ def wakes(servers: Iterable[Server], queue: Queue, policy: Policy, now: float) -
             yield server.lost_at + policy.reconnect_s
             yield server.slots.foreign_until
             yield server.slots.haunted_until
+            yield server.slots.copies_until
         for slot in server.slots.in_state(SlotState.RESERVED):
             yield slot.until
         due = poll_at(server.slots, policy, now)

@@ -14,6 +14,7 @@ from typing import Any
 
 from prefixproxy.schedule.scheduler import Scheduler
 from prefixproxy.schedule.types import (
+    Decode,
     Drop,
     Effect,
     Finish,
@@ -28,7 +29,7 @@ from prefixproxy.schedule.types import (
     WarmResult,
 )
 from prefixproxy.simulate.server import VirtualServer
-from prefixproxy.simulate.text import Text
+from prefixproxy.simulate.text import Text, span
 from prefixproxy.types import TicketId
 
 SEND_S = 0.001
@@ -37,6 +38,8 @@ RENDER_S = 0.01
 """To find a root's exact tokens before it is warmed."""
 RETRY_S = 0.01
 """How often a request that found no slot free is looked at again by the server's own queue."""
+ANY_TOKEN = span(-(1 << 62), 1)
+"""Nothing else begins with it."""
 LOOK_S = (0.005, 0.002)
 """Until a look at the slots is asked for, and until its answer is there."""
 
@@ -156,6 +159,8 @@ class Simulation:
                     self._save(effect)
                 case Restore():
                     self._restore(effect)
+                case Decode():
+                    self._decode(effect)
                 case Poll():
                     self._later(LOOK_S[0], self._look, self.servers[effect.upstream])
                 case Drop():
@@ -256,6 +261,16 @@ class Simulation:
 
     def _restored(self, restore: Restore, ok: bool, seconds: float) -> None:
         self.apply(self.scheduler.restored(restore.slot, restore.root, ok, seconds, self.now))
+
+    def _decode(self, decode: Decode) -> None:
+        server = self.servers[decode.slot.upstream]
+        taken = server.take(decode.slot.slot, ANY_TOKEN, self.now, "decode")
+        if taken is not None:
+            self.at(taken.ready, self._decoded, decode, server)
+
+    def _decoded(self, decode: Decode, server: VirtualServer) -> None:
+        server.release(decode.slot.slot, self.now)
+        self.apply(self.scheduler.decoded(decode.slot, True, self.now))
 
     def _look(self, server: VirtualServer) -> None:
         self._later(LOOK_S[1], self._seen, server, self.now)

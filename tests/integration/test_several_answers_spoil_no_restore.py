@@ -10,10 +10,10 @@ from unittest.mock import Mock
 import httpx
 import pytest
 from running_engine import RunningEngine
-from running_proxy import running_proxy
+from running_proxy import running_proxy, until_quiet
 
 from prefixproxy.backends.llamacpp import LlamaServer
-from prefixproxy.schedule.types import Restore, Save
+from prefixproxy.schedule.types import Decode, Restore, Save
 from prefixproxy.slotwork import SlotWork
 from prefixproxy.types import RootId, SlotId
 
@@ -51,7 +51,7 @@ async def test_a_root_restored_behind_them_is_that_root(
         for slot in (0, 1):
             several = {"messages": [{"role": "user", "content": f"{OTHER} {slot}"}], "n": 2, "max_tokens": 1}
             await server.call("POST", "/v1/chat/completions", several)
-            await work.settle(server, SlotId("u", slot))
+            assert await work.decode(server, Decode(SlotId("u", slot)))
             assert await work.restore(server, Restore(ID, SlotId("u", slot), FILE))
             found, got = await answer(server, slot)
             assert found > 500
@@ -68,5 +68,6 @@ async def test_the_proxy_has_a_token_decoded_behind_them(engine_factory: Callabl
         several = {"messages": [{"role": "user", "content": OTHER}], "n": 2, "max_tokens": 1}
         answer = await client.post(f"{running.url}/v1/chat/completions", json=several)
         assert answer.status_code == 200, answer.text
+        await until_quiet(running)
         slots = (await client.get(f"{engine.url}/slots")).json()
     assert 1 in [slot["n_prompt_tokens"] for slot in slots]

@@ -33,6 +33,7 @@ from prefixproxy.schedule.scheduler import Scheduler
 from prefixproxy.schedule.slot import Slot
 from prefixproxy.schedule.slots import Upstream
 from prefixproxy.schedule.types import (
+    Decode,
     Effect,
     Finish,
     HoldReason,
@@ -179,9 +180,14 @@ class Machine(RuleBasedStateMachine):
         self.w.do(event(sent.ticket, self.w.now))
 
     @precondition(lambda self: self.those(arrived=True, work=False))
-    @rule(data=st.data(), ok=st.booleans(), cached=st.sampled_from([None, 0, 500, 1000]))
-    def answer(self, data: st.DataObject, ok: bool, cached: int | None) -> None:
-        self.w.end(data.draw(st.sampled_from(self.those(arrived=True, work=False))), ok, cached)
+    @rule(
+        data=st.data(),
+        ok=st.booleans(),
+        cached=st.sampled_from([None, 0, 500, 1000]),
+        predicted=st.sampled_from([1, 3, 10]),
+    )
+    def answer(self, data: st.DataObject, ok: bool, cached: int | None, predicted: int) -> None:
+        self.w.end(data.draw(st.sampled_from(self.those(arrived=True, work=False))), ok, cached, predicted)
 
     @precondition(lambda self: self.those(arrived=True, work=False))
     @rule(data=st.data())
@@ -198,6 +204,7 @@ class Machine(RuleBasedStateMachine):
         sent = data.draw(st.sampled_from(self.those(work=False)))
         assert sent.ticket is not None
         self.w.state[sent.ticket], sent.abandoned = "done", True
+        self.w.leave_copies(sent)
         if sent.pin is None:
             self.w.haunted_until = self.w.now + 0.25
         if not sent.arrived and (stopped or sent.need > 1):
@@ -213,6 +220,8 @@ class Machine(RuleBasedStateMachine):
             self.w.answer(sent, ok=False)
         else:
             sent.abandoned = True
+            if isinstance(sent.work, Decode):  # given up for good
+                self.w.copied(sent)
 
     # looks and strangers
 
@@ -362,7 +371,7 @@ class Machine(RuleBasedStateMachine):
             HoldReason.GATHERING: waiting.until,
             HoldReason.TENANT_SLOTS: ticket.tenant in self.w.policy.shares and states - {SlotState.IDLE},
             HoldReason.CONCURRENCY: self.w.policy.max_concurrency,
-            HoldReason.SETTLING: choosing,
+            HoldReason.SETTLING: choosing or self.w.had_several,
             HoldReason.LOOKING: any(FACTS[name].shared for name in served),
             HoldReason.NO_UPSTREAM: not served,
             HoldReason.UNCONFIRMED_PINS: states - {SlotState.IDLE},
@@ -421,6 +430,10 @@ def ignores_foreign_requests(patch: pytest.MonkeyPatch) -> None:
 
 def frees_what_others_wait_for(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Upstream, "release", lambda slots, slot, ok, now: slots.free(slot, now))
+
+
+def leaves_copies_to_be_made(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Upstream, "expect_copies", lambda slots, now: None)
 
 
 def reserves_nothing(patch: pytest.MonkeyPatch) -> None:
@@ -483,6 +496,7 @@ LATER_CAUGHT: list[Plant] = [
     believes_old_looks,
     trusts_the_first_idle_look,
     frees_what_others_wait_for,
+    leaves_copies_to_be_made,
     reserves_nothing,
     waits_for_ever,
     saves_over_a_snapshot,

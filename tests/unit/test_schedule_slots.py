@@ -6,8 +6,8 @@ import pytest
 from schedule_sim import FULL, NO_SNAPSHOT, UNPINNED, facts, words
 
 from prefixproxy.schedule.rates import Rates
-from prefixproxy.schedule.slot import NOTHING, Held, Slot, Work
-from prefixproxy.schedule.slots import Upstream, left_over
+from prefixproxy.schedule.slot import NOTHING, Held, Slot, Work, left_over
+from prefixproxy.schedule.slots import Upstream
 from prefixproxy.types import RootId, SlotState, TicketId
 
 ROOT = words("root", 640)

@@ -1,0 +1,63 @@
+"""Copies between slots that llama-server still has to make behind a request with several answers.
+
+It evaluates the prompt once and copies it for the other answers, but only at the next decode, in whatever slot
+(llama_kv_cache::seq_cp between streams). If all answers ended with their first token, or their client left, that is
+still to come, and would overwrite what a restore, or the server's RAM cache, puts there meanwhile. So nothing more is
+sent to that upstream until one token was decoded in a slot that is known to be idle.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+from prefixproxy.schedule.slot import Slot, Work
+from prefixproxy.schedule.slots import COPIES_S, Upstream
+from prefixproxy.schedule.types import Decode, Effect, Finish, Policy, Ticket
+from prefixproxy.types import SlotId, SlotState
+
+
+def may_be_left(ticket: Ticket, finish: Finish) -> bool:
+    """Whether a ticket that ended may have left such copies; the second token of any answer took a decode."""
+    decoded = finish.ok and (finish.predicted_tokens or 0) > ticket.n_seqs
+    return ticket.n_seqs > 1 and not decoded
+
+
+def settle(slots: Upstream, policy: Policy, now: float) -> list[Effect]:
+    """A decode where copies may be to come, once nothing of ours that has ended keeps a slot busy: in the idle slot
+    that holds least. While others use the upstream nothing is pinned there, nor restored: it waits for them to go."""
+    _give_up_late(slots, now)
+    if now >= slots.copies_until or slots.unpinned_because(now):
+        return []
+    if slots.settling is not None or now < slots.haunted_until or slots.stale(now):
+        return []
+    idle = slots.in_state(SlotState.IDLE)
+    if not idle or slots.has(SlotState.DRAINING) or _decoding(slots):
+        return []
+    slot = min(idle, key=lambda slot: (slot.promised is not None, slot.held.tokens))
+    slots.reserve(slot, Work.DECODE, None, now + policy.max_copy_s, now)
+    return [Decode(slot.id)]
+
+
+def decoded(slots: Upstream, slot: SlotId, ok: bool, now: float) -> None:
+    """The answer; one that comes too late is ignored. A failed decode is not tried again: either the server is about
+    to be lost, or it was too busy with others, which is a decode as well."""
+    row = slots.slot(slot)
+    if row is None or row.work is not Work.DECODE:
+        return
+    if slots.copies_until <= row.since + COPIES_S:  # else more came to do while it ran
+        slots.copies_until = -inf
+    slots.forget(row)
+    if ok:
+        slots.free(row, now)
+    else:
+        slots.drain(row, now)
+
+
+def _decoding(slots: Upstream) -> list[Slot]:
+    return [slot for slot in slots.in_state(SlotState.RESERVED) if slot.work is Work.DECODE]
+
+
+def _give_up_late(slots: Upstream, now: float) -> None:
+    for slot in _decoding(slots):
+        if slot.until <= now:
+            decoded(slots, slot.id, False, now)

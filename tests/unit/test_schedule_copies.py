@@ -1,0 +1,160 @@
+"""Behind several answers of one token llama-server has copies between slots to make: one token is decoded first, in a
+slot that is known to be idle."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from schedule_sim import FULL, Sim, SimServer, facts, request, words
+
+from prefixproxy.schedule.scheduler import Scheduler
+from prefixproxy.schedule.slots import COPIES_S
+from prefixproxy.schedule.types import (
+    Decode,
+    Effect,
+    Finish,
+    Grant,
+    HoldReason,
+    Policy,
+    Reason,
+    SlotSeen,
+    Ticket,
+)
+from prefixproxy.types import SlotId, TicketId
+
+SHORT = words("short", 60)
+ONE_EACH, TWO_EACH = Finish(True, 0, 100, 2, 0.5), Finish(True, 0, 100, 4, 0.5)
+A, B = TicketId("a"), TicketId("b")
+
+
+def lane(name: str, n_seqs: int = 1) -> Ticket:
+    ticket = request(SHORT, words(name, 40)).ticket
+    return replace(ticket, id=TicketId(name), n_seqs=n_seqs)
+
+
+def looked(s: Scheduler, now: float, busy: Sequence[int] = (), n_slots: int = 2) -> list[Effect]:
+    return s.slots_seen("u", {i: SlotSeen(i in busy, 0) for i in range(n_slots)}, now, now)
+
+
+def several_answers(n_slots: int = 2, *, shared: bool = False) -> Scheduler:
+    """Two answers to ticket "a" run in slots 0 and 1."""
+    s = Scheduler(Policy(park=False))
+    s.upstream_up(replace(facts(n_slots=n_slots, capabilities=FULL), shared=shared), -1.0)
+    looked(s, -0.1, n_slots=n_slots)
+    assert s.submit([lane("a", n_seqs=2)], 0.0)[0] == Grant(A, None, "u", 0, False, Reason.SEVERAL_SEQUENCES)
+    looked(s, 0.1, busy=[0, 1], n_slots=n_slots)
+    assert [row.ticket for row in s.snapshot(0.1).slots][:2] == [A, A]
+    return s
+
+
+def decodes(effects: Sequence[Effect]) -> list[Decode]:
+    return [effect for effect in effects if isinstance(effect, Decode)]
+
+
+def granted(effects: Sequence[Effect]) -> list[TicketId]:
+    return [effect.ticket_id for effect in effects if isinstance(effect, Grant)]
+
+
+def why(s: Scheduler, now: float) -> list[HoldReason]:
+    return [waiting.hold for waiting in s.snapshot(now).waiting]
+
+
+def test_nobody_gets_a_slot_before_one_token_was_decoded_in_one() -> None:
+    s = several_answers()
+    s.submit([lane("b")], 0.2)
+    assert decodes(s.finished(A, ONE_EACH, 1.0)) == [Decode(SlotId("u", 0))]
+    assert why(s, 1.0) == [HoldReason.SETTLING]
+    assert granted(s.decoded(SlotId("u", 0), True, 1.1)) == [B]
+
+
+def test_the_second_token_of_any_answer_was_such_a_decode() -> None:
+    s = several_answers()
+    s.submit([lane("b")], 0.2)
+    effects = s.finished(A, TWO_EACH, 1.0)
+    assert (decodes(effects), granted(effects)) == ([], [B])
+
+
+def test_a_client_that_left_may_have_left_copies_too() -> None:
+    """Not before the server is done with what it asked for."""
+    s = several_answers()
+    assert decodes(s.finished(A, Finish(False, confirmed_idle=False), 1.0)) == []
+    assert decodes(looked(s, 1.1, busy=[1])) == []
+    assert decodes(looked(s, 1.2)) == [Decode(SlotId("u", 0))]
+
+
+def test_a_slot_that_a_stranger_waited_for_is_seen_idle_first() -> None:
+    """With every slot taken somebody else's request may have waited in the server, and has one of them now."""
+    s = several_answers(shared=True)
+    assert decodes(s.finished(A, ONE_EACH, 1.0)) == []
+    assert decodes(looked(s, 1.1)) == [Decode(SlotId("u", 0))]
+
+
+def test_while_others_use_the_upstream_nothing_is_pinned_there() -> None:
+    s = several_answers(shared=True)
+    s.finished(A, ONE_EACH, 1.0)
+    assert decodes(looked(s, 1.1, busy=[1])) == []
+    assert decodes(looked(s, 2.0)) == []
+    assert [(e.ticket_id, e.slot) for e in s.submit([lane("b")], 2.1) if isinstance(e, Grant)] == [(B, None)]
+    looked(s, 2.2, busy=[0])
+    s.finished(B, TWO_EACH, 3.0)
+    assert decodes(looked(s, 3.1)) == []
+    assert decodes(looked(s, 11.2)) == [Decode(SlotId("u", 0))], "before the first pin after they went"
+
+
+def test_it_takes_the_slot_that_holds_least() -> None:
+    s = several_answers(n_slots=4)
+    s.submit([lane("b")], 0.2)
+    s.started(B, 0.3)
+    s.finished(B, TWO_EACH, 0.9)
+    assert [row.tokens > 0 for row in s.snapshot(0.9).slots] == [True, True, True, False]
+    s.submit([lane("c")], 0.95)
+    assert decodes(s.finished(A, ONE_EACH, 1.0)) == [Decode(SlotId("u", 0))]
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_decode_that_failed_is_not_waited_for_any_longer(told: bool) -> None:
+    s = several_answers()
+    s.submit([lane("b")], 0.2)
+    s.finished(A, ONE_EACH, 1.0)
+    effects = s.decoded(SlotId("u", 0), False, 1.1) if told else s.tick(1.0 + Policy().max_copy_s)
+    assert granted(effects) == [B]
+    before = s.snapshot(40.0).slots
+    s.decoded(SlotId("u", 0), True, 40.0)
+    assert s.snapshot(40.0).slots == before, "too late"
+
+
+def test_more_copies_to_come_while_it_is_decoded_take_another() -> None:
+    s = Scheduler(Policy(park=False))
+    s.upstream_up(facts(n_slots=4, capabilities=FULL), -1.0)
+    looked(s, -0.1, n_slots=4)
+    for name, busy, now in (("a", [0, 1], 0.0), ("b", [0, 1, 2, 3], 0.2)):
+        s.submit([lane(name, n_seqs=2)], now)
+        looked(s, now + 0.1, busy=busy, n_slots=4)
+    assert decodes(s.finished(A, ONE_EACH, 1.0)) == [Decode(SlotId("u", 0))]
+    assert decodes(s.finished(B, ONE_EACH, 1.1)) == []
+    assert len(decodes(s.decoded(SlotId("u", 0), True, 1.2))) == 1
+
+
+def test_it_is_not_waited_for_without_end() -> None:
+    """A slot that is busy all that time has decoded something."""
+    s = several_answers()
+    s.submit([lane("b")], 0.2)
+    s.finished(A, Finish(False, confirmed_idle=False), 1.0)
+    for now in (1.1, 10.0, 0.9 + COPIES_S):
+        assert granted(looked(s, now, busy=[1])) == []
+    assert granted(looked(s, 1.0 + COPIES_S, busy=[1])) == [B]
+
+
+def test_the_simulator_decodes_as_well() -> None:
+    server = SimServer(facts(n_slots=3))
+    sim = Sim([server], Policy(park=False))
+    first, second = (request(SHORT, words(name, 40), answer=1) for name in "xy")
+    first.ticket = replace(first.ticket, n_seqs=2)
+    sim.submit(0.0, first)
+    sim.submit(5.0, second)
+    sim.run()
+    assert len(decodes(sim.effects)) == 1
+    assert server.violations == []
+    assert {first.ends, second.ends} == {"ok"}
