@@ -14,10 +14,11 @@ from typing import Any
 import orjson
 
 from prefixproxy.assemble import ASSEMBLED, Assembler
+from prefixproxy.assemble_typed import StartLeftOut, lacks_start, start_left_out
 from prefixproxy.backends import Answer, UpstreamResponse
 from prefixproxy.backends.http import end_to_end
 from prefixproxy.body import Body
-from prefixproxy.errors import BadRequest, UpstreamFailed
+from prefixproxy.errors import BadRequest, ProxyError, UpstreamFailed
 from prefixproxy.exchange import Exchange
 from prefixproxy.intake import IDENTITY, OUR_HEADERS, decode_body, decoded, without
 from prefixproxy.lease import Lease
@@ -115,6 +116,9 @@ class Answering:
         failed = any(is_error(each) for each in last[-1:])
         if not failed and not tail.ended(self._exchange.api):
             raise UpstreamFailed("the upstream ended its stream before the answer did")
+        if lacks_start(self._exchange.api, last) and self._lease.native and not failed:
+            start = await self._start_left_out()
+            last[:0] = [start.event] if start.counted else []
         self._learn(last)
         if failed:
             self._exchange.outcome, self._lease.ok = Outcome.UPSTREAM_ERROR, False
@@ -133,12 +137,16 @@ class Answering:
             if self._progress.first_token_seen:
                 self._first_token()
         _feed(assembler, reader, self._progress.close())
+        start = await self._start_left_out() if assembler.lacks_start else None
+        if start is not None:
+            assembler.feed(start.event)
         started = self._clock()
         status, body = assembler.result()
-        self._learn([body, *assembler.beside])
+        counted = start is None or start.counted
+        self._learn([body, *assembler.beside] if counted else [])
         payload = orjson.dumps(body)
         self._exchange.times.own_s += self._clock() - started
-        if not assembler.exact:
+        if not (assembler.exact and counted):
             self._mark_inexact()
         if status == 200:
             self.said = body
@@ -167,11 +175,23 @@ class Answering:
             self._count()
         return partial(self._reply.whole, response.status, without(headers, frozenset({b"content-length"})), body)
 
+    async def _start_left_out(self) -> StartLeftOut:
+        """The beginning of an answer in Messages that came without one, its prompt counted anew."""
+        lease, planned = self._lease, self._exchange.planned()
+        total = None
+        try:
+            total = await lease.backend.count_tokens(Api.MESSAGES, planned.body.data, planned.rendered())
+        except (ProxyError, KeyError, TypeError, ValueError) as failure:
+            log.debug("the prompt of %s was not counted: %s", self._exchange.id, failure)
+        reused = 0 if lease.never_reuses else lease.seen_reused
+        return start_left_out(f"chatcmpl-{self._exchange.id}", lease.model, total, reused, lease.ticket.n_tokens)
+
     def _mark_inexact(self) -> None:
         """The server may have held back a few last characters that a stream never shows: half a character, or what
-        could have become a stop word, at the token limit. Asking again would cost the whole answer."""
+        could have become a stop word, at the token limit. Asking again would cost the whole answer. Or nobody could
+        say any more what part of its prompt was reused."""
         self._reply.more[OUR_HEADERS + b"assembled"] = b"inexact"
-        log.info("request %s: the end of its answer may lack text that the server held back", self._exchange.id)
+        log.info("request %s: its answer may lack what the server kept to itself", self._exchange.id)
 
     def _learn(self, objects: list[dict[str, Any]]) -> None:
         """The stream ended by itself: the slot is idle, and the last events say what it cost."""

@@ -140,7 +140,7 @@ class Assembler:
                 _limit(body, "max_output_tokens", "max_completion_tokens", "max_tokens", "n_predict")
             )
         elif api is Api.MESSAGES:
-            self._parts = Messages(_limit(body, "max_tokens"))
+            self._parts = Messages()
         else:
             raise ValueError(f"streams of {api} are not assembled")
         self.exact = True
@@ -149,6 +149,12 @@ class Assembler:
     def beside(self) -> tuple[dict[str, Any], ...]:
         """Counts that the stream told and the JSON answer leaves out."""
         return (self._parts.timings,) if isinstance(self._parts, Responses) else ()
+
+    @property
+    def lacks_start(self) -> bool:
+        """Whether it needs a `message_start` before `result`: the server left that event out, and ended well."""
+        whole = self._error is None and not self._malformed
+        return whole and isinstance(self._parts, Messages) and self._parts.lacks_start
 
     def feed(self, event: dict[str, Any]) -> None:
         """Take one event's object; an error ends the answer."""
@@ -170,12 +176,19 @@ class Assembler:
         if self._error is not None:
             code = self._error["error"].get("code")
             return code if isinstance(code, int) and 400 <= code <= 599 else 500, self._error
-        found = None if self._malformed else self._parts.answer()
+        found = None if self._malformed else self._found()
         if found is None:
             what = "sent an event of an unknown shape" if self._malformed else "ended its stream before the answer did"
             raise UpstreamFailed(f"the upstream {what}")
         body, self.exact = found
         return 200, body
+
+    def _found(self) -> tuple[dict[str, Any], bool] | None:
+        try:
+            return self._parts.answer()
+        except (AttributeError, KeyError, TypeError):
+            self._malformed = True
+            return None
 
 
 class _Native:

@@ -5,10 +5,13 @@ Sources: server-task.cpp, to_json_oaicompat_resp and to_json_anthropic with thei
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
+
+from prefixproxy.types import Api
 
 _ITEM_KEYS = {"message": ("content", "id", "role", "status", "type")}
 _BLOCK_ORDER = {"thinking": 0, "text": 1, "tool_use": 2}
@@ -46,7 +49,9 @@ class Responses:
             "status": said["status"],
             "usage": said["usage"],
         }
-        return body, _all_shown(bool(said["output"]), self._pieces, said["usage"]["output_tokens"], self._limit)
+        predicted = said["usage"]["output_tokens"]
+        at_limit = self._limit is not None and predicted >= self._limit
+        return body, _all_shown(bool(said["output"]), self._pieces, predicted, at_limit)
 
 
 def _item(item: dict[str, Any]) -> dict[str, Any]:
@@ -55,13 +60,41 @@ def _item(item: dict[str, Any]) -> dict[str, Any]:
     return ordered | ({"status": "completed"} if item["type"] == "reasoning" else {})
 
 
-class Messages:
-    """/v1/messages: a message without content, its blocks piece by piece, and how it ended."""
+@dataclass(frozen=True, slots=True)
+class StartLeftOut:
+    """The event that llama-server would have begun a stream of Messages with, and whether its counts are its own."""
 
-    def __init__(self, limit: int | None) -> None:
-        self._limit = limit
+    event: dict[str, Any]
+    counted: bool
+
+
+def start_left_out(ident: str, model: str, total: int | None, reused: int | None, guess: int) -> StartLeftOut:
+    """In the server's order of keys (to_json_anthropic). `total` and `reused` prompt tokens as the server tells them
+    elsewhere; where it does not, all of the prompt counts as evaluated, and `guess` for its length."""
+    counted = total is not None and reused is not None
+    whole = guess if total is None else total
+    cached = min(reused or 0, whole)
+    usage = {"cache_read_input_tokens": cached, "input_tokens": whole - cached, "output_tokens": 0}
+    message: dict[str, Any] = {"id": ident, "type": "message", "role": "assistant", "content": [], "model": model}
+    message |= {"stop_reason": None, "stop_sequence": None, "usage": usage}
+    return StartLeftOut({"type": "message_start", "message": message}, counted)
+
+
+def lacks_start(api: Api, events: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether a stream, of which these are the first event and the last ones, was begun in the middle."""
+    return api is Api.MESSAGES and all(event.get("type") != "message_start" for event in events)
+
+
+class Messages:
+    """/v1/messages: a message without content, its blocks piece by piece, and how it ended.
+
+    The server writes the beginning with the first token, so there is none where that token ends inside a character.
+    """
+
+    def __init__(self) -> None:
         self._pieces = 0
         self._message: dict[str, Any] = {}
+        self._end: dict[str, Any] = {}
         self._blocks: dict[int, dict[str, Any]] = {}
         self._arguments: dict[int, str] = {}
         self._ended = False
@@ -77,10 +110,14 @@ class Messages:
                 self._pieces += 1
                 self._add_delta(event["index"], event["delta"])
             case "message_delta":
-                self._message |= event["delta"]
-                self._message["usage"] = {**self._message["usage"], **event["usage"]}
+                self._end = {**event["delta"], "usage": event["usage"]}
             case "message_stop":
                 self._ended = True
+
+    @property
+    def lacks_start(self) -> bool:
+        """Whether the answer is all there but for the event that begins it."""
+        return self._ended and not self._message
 
     def _add_delta(self, index: int, delta: Mapping[str, Any]) -> None:
         if delta["type"] == "input_json_delta":
@@ -91,14 +128,15 @@ class Messages:
         self._blocks[index][key] = self._blocks[index].get(key, "") + delta[key]
 
     def answer(self) -> tuple[dict[str, Any], bool] | None:
-        if not self._ended:
+        if not self._ended or not self._message:
             return None
         blocks = [self._whole_block(index) for index in sorted(self._blocks)]
         blocks = [block for block in blocks if block.get("text") != ""]
         blocks.sort(key=lambda block: _BLOCK_ORDER[block["type"]])
-        message = {**self._message, "content": blocks}
-        limit = self._limit if message["stop_reason"] == "max_tokens" else None
-        return message, _all_shown(bool(blocks), self._pieces, message["usage"]["output_tokens"], limit)
+        usage = {**self._message["usage"], **self._end["usage"]}
+        message = {**self._message, **self._end, "content": blocks, "usage": usage}
+        at_limit = message["stop_reason"] == "max_tokens"
+        return message, _all_shown(bool(blocks), self._pieces, message["usage"]["output_tokens"], at_limit)
 
     def _whole_block(self, index: int) -> dict[str, Any]:
         block = self._blocks[index]
@@ -111,9 +149,9 @@ class Messages:
         return {"type": "tool_use", "id": block["id"], "name": block["name"], "input": arguments}
 
 
-def _all_shown(said: bool, pieces: int, predicted: int, limit: int | None) -> bool:
+def _all_shown(said: bool, pieces: int, predicted: int, at_limit: bool) -> bool:
     """Whether nothing can be missing: what the server held back is lost only at the token limit, and of an answer that
     was parsed to nothing it quotes the raw text elsewhere. As many pieces as tokens are all there is."""
     if not said:
-        return predicted <= 1
-    return limit is None or predicted < limit or pieces >= predicted
+        return predicted <= 1 and not at_limit
+    return not at_limit or pieces >= predicted

@@ -276,6 +276,7 @@ class Dispatcher:
             reason=grant.reason,
             queued_s=now - entry.since,
             upstream_since=keeper.state.back_since,
+            model=self.fleet.model_of(grant.upstream),
             native=keeper.can.native,
             reuse_off=keeper.reuse_off,
             never_reuses=keeper.state.facts is not None and keeper.state.facts.never_reuses,
@@ -312,9 +313,9 @@ class Dispatcher:
         self._apply(self._scheduler.decoded(effect.slot, ok, self._clock()))
 
     async def _locate(self, lease: Lease) -> None:
-        """Looks until the scheduler knows which slot the server gave to an unpinned request."""
-        pauses = chain(LOCATE_PAUSES_S, repeat(LOCATE_PAUSES_S[-1]))
-        while self._leases.get(lease.ticket.id) is lease and lease.slot is None:
+        """Looks until the scheduler knows which slot the server gave to an unpinned request, and what that reused."""
+        pauses, found = chain(LOCATE_PAUSES_S, repeat(LOCATE_PAUSES_S[-1])), False
+        while self._leases.get(lease.ticket.id) is lease and not found:
             await asyncio.sleep(next(pauses))
             asked_at = self._clock()
             try:
@@ -323,6 +324,7 @@ class Dispatcher:
                 log.debug("looking for a slot on %s: %s", lease.backend.name, failure.message)
                 continue
             self._slots_read(lease.backend.name, reading, asked_at)
+            found = lease.look(reading)
 
     # -- upstreams and time
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, assert_never
 
-from prefixproxy.backends import Backend, SlotReading
+from prefixproxy.backends import NOT_YET, Backend, SlotReading
 from prefixproxy.errors import BadRequest, ProxyError, Rejected, UpstreamUnavailable
 from prefixproxy.schedule.rates import MIN_RATE_TOKENS
 from prefixproxy.schedule.roots import DELIVERED_SHARE
@@ -68,6 +68,10 @@ class Lease:
     """The server said its last word, or never got the request: the slot is free without looking."""
     reused: int | None = None
     """Cached tokens of a request that was broken off within its prefill, None for any other."""
+    seen_reused: int | None = None
+    """Cached tokens as its slot showed them while it ran; looked for only where its answer may not tell."""
+    model: str = ""
+    """The model its upstream says it runs."""
     native: bool = False
     """Its upstream is llama-server (`Capabilities.native`)."""
     reuse_off: str = ""
@@ -91,6 +95,18 @@ class Lease:
                 "to ask llama-server for that: start it with --no-cache-prompt, or use /v1/chat/completions",
                 code="reuse_off",
             )
+
+    def look(self, reading: Mapping[int, SlotReading]) -> bool:
+        """Take `seen_reused` from a slot list, if it is there; False if a later one may have it."""
+        if self.slot is None:
+            return False
+        seen = reading.get(self.slot)
+        if self.ticket.pinnable or seen is None or seen.reused is None:
+            return True
+        if seen.reused == NOT_YET:
+            return False
+        self.seen_reused = seen.reused
+        return True
 
     def end_by(self, when: float | None) -> None:
         """On the event loop's clock; None: whenever it likes."""

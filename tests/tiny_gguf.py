@@ -53,6 +53,8 @@ _RENAMED = {
 CALL = (198, 7, 39428, 1245, 25535, 14757, 14460, 24370, 1799, 9583, 20721, 18, 25898, 46292, 23597, 109, 8, 2)
 """A line feed, then `<tool_call>{"name":"look","arguments": {"city":"Rome"}}</tool_call>` and the end, no
 token twice."""
+SMILE = (198, 10813, 242, 218, 17, 23274, 115, 40993, 30, 2)
+"""A line feed, then `😀!日本>` and the end: the answer begins inside a character of three tokens."""
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
@@ -188,15 +190,25 @@ def _attentive(writer: GGUFWriter, vocabulary: int) -> None:
 
 
 def _calling(writer: GGUFWriter, vocabulary: int) -> None:
-    """Says one tool call behind a line feed, whatever it was asked: with attention and feed-forward silenced, the last
-    token alone decides, and the output has each token of CALL behind the one before it."""
-    _common(writer, "tiny-calling")
+    """Says one tool call behind a line feed, whatever it was asked."""
+    _saying(CALL, "tiny-calling", writer, vocabulary)
+
+
+def _smiling(writer: GGUFWriter, vocabulary: int) -> None:
+    """Says what begins inside a character behind a line feed, whatever it was asked."""
+    _saying(SMILE, "tiny-smiling", writer, vocabulary)
+
+
+def _saying(said: tuple[int, ...], name: str, writer: GGUFWriter, vocabulary: int) -> None:
+    """With attention and feed-forward silenced, the last token alone decides, and the output has each token of `said`
+    behind the one before it."""
+    _common(writer, name)
     _attention(writer)
     writer.add_rope_dimension_count(_EMBEDDING // _HEADS)
     weights = _Weights(writer)
     embedding = weights.random("token_embd.weight", vocabulary, _EMBEDDING, scale=1.0)
     output = np.zeros((vocabulary, _EMBEDDING), np.float16)
-    for before, token in pairwise(CALL):
+    for before, token in pairwise(said):
         output[token] = embedding[before]
     writer.add_tensor("output.weight", output)
     weights.ones("output_norm.weight", _EMBEDDING)
@@ -278,6 +290,7 @@ _MODELS: dict[str, tuple[str, Callable[[GGUFWriter, int], None]]] = {
     "llama": (gguf.MODEL_ARCH_NAMES[gguf.MODEL_ARCH.LLAMA], _llama),
     "attentive": (gguf.MODEL_ARCH_NAMES[gguf.MODEL_ARCH.LLAMA], _attentive),
     "calling": (gguf.MODEL_ARCH_NAMES[gguf.MODEL_ARCH.LLAMA], _calling),
+    "smiling": (gguf.MODEL_ARCH_NAMES[gguf.MODEL_ARCH.LLAMA], _smiling),
     "mamba": (gguf.MODEL_ARCH_NAMES[gguf.MODEL_ARCH.MAMBA], _mamba),
     "swa": (gguf.MODEL_ARCH_NAMES[gguf.MODEL_ARCH.GEMMA3], _gemma3),
     "hybrid": (gguf.MODEL_ARCH_NAMES[gguf.MODEL_ARCH.LFM2], _lfm2),

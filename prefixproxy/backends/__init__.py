@@ -16,16 +16,20 @@ from prefixproxy.types import Api, SlotId, UpstreamFacts, Usage
 RawHeaders = Sequence[tuple[bytes, bytes]]
 NO_TASK = -1
 """The number of the newest task in a slot that never had one."""
+NOT_YET = -1
+"""Reused tokens of a prompt that the server has not looked at."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlotReading:
-    """One entry of a server's slot list: `n_tokens` in the slot, and the number of the newest `task` in it (NO_TASK
-    if none ever ran there); None where the server does not say."""
+    """One entry of a server's slot list: `n_tokens` in the slot, the number of the newest `task` in it (NO_TASK if none
+    ever ran there), and how many tokens of the prompt that runs there were `reused` (NOT_YET: to be told); None where
+    the server does not say."""
 
     busy: bool
     n_tokens: int | None
     task: int | None = None
+    reused: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

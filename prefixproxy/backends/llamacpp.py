@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 import orjson
 
-from prefixproxy.backends import NO_TASK, CopyResult, SlotReading, WarmCost
+from prefixproxy.backends import NO_TASK, NOT_YET, CopyResult, SlotReading, WarmCost
 from prefixproxy.backends.http import HttpUpstream
 from prefixproxy.backends.llamacpp_memory import never_used, rolls_back
 from prefixproxy.backends.llamacpp_model import architecture_of
@@ -262,7 +262,17 @@ def _reading(slot: Mapping[str, Any]) -> SlotReading:
     """The number of its newest task stays when that has ended, and is not there before the first one
     (server-context.cpp server_slot::to_json)."""
     busy, n_tokens = bool(slot["is_processing"]), slot.get("n_prompt_tokens")
-    return SlotReading(busy, n_tokens, slot.get("id_task", None if busy or n_tokens is not None else NO_TASK))
+    task = slot.get("id_task", None if busy or n_tokens is not None else NO_TASK)
+    return SlotReading(busy, n_tokens, task, _reused(slot) if busy else None)
+
+
+def _reused(slot: Mapping[str, Any]) -> int | None:
+    """Both counts are 0 until the prompt has been looked at, and again once the answer is over
+    (server-context.cpp, server_slot::to_json)."""
+    reused, evaluated = slot.get("n_prompt_tokens_cache"), slot.get("n_prompt_tokens_processed")
+    if not isinstance(reused, int) or not isinstance(evaluated, int):
+        return None
+    return reused if reused or evaluated else NOT_YET
 
 
 def _sum(before: Usage | None, more: Usage) -> Usage:

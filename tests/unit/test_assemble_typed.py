@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import orjson
 import pytest
 
 from prefixproxy.assemble import Assembler
+from prefixproxy.assemble_typed import start_left_out
 from prefixproxy.errors import UpstreamFailed
 from prefixproxy.types import Api
 
@@ -92,10 +94,20 @@ def test_arguments_that_are_none_are_an_empty_object(pieces: tuple[str, ...]) ->
         ([*TEXT, *end("max_tokens", 1)], 1, True),
         ([*TEXT, *end("max_tokens", 3)], 3, False),
         ([*TEXT, *end("end_turn", 3)], 3, True),
+        ([*TEXT, *end("max_tokens", 3)], 4096, False),
         (end("end_turn", 1), 8, True),
+        (end("max_tokens", 1), 1, False),
         (end("end_turn", 4), 8, False),
     ],
-    ids=["all shown", "held back at the limit", "ended by itself", "nothing", "parsed to nothing"],
+    ids=[
+        "all shown",
+        "held back at the limit",
+        "ended by itself",
+        "at the context's end",
+        "nothing",
+        "held back",
+        "parsed to nothing",
+    ],
 )
 def test_text_that_may_be_missing_is_marked(events: list[Json], max_tokens: int, exact: bool) -> None:
     assert message(events, max_tokens)[1] is exact
@@ -105,6 +117,55 @@ def test_text_that_may_be_missing_is_marked(events: list[Json], max_tokens: int,
 def test_a_message_that_broke_off_is_a_failure(events: list[Json]) -> None:
     with pytest.raises(UpstreamFailed, match="ended its stream"):
         message(events)
+
+
+def test_a_message_without_its_beginning_waits_for_one() -> None:
+    """The server leaves it out where the first token ends inside a character."""
+    assembler = Assembler(Api.MESSAGES, {"max_tokens": 100})
+    lacking = []
+    for event in [*TEXT, *end("end_turn", 5)]:
+        lacking.append(assembler.lacks_start)
+        assembler.feed(event)
+    assert not any(lacking)
+    assert assembler.lacks_start
+    start = start_left_out("m2", "tiny", 10, 9, 7)
+    assembler.feed(start.event)
+    assert not assembler.lacks_start
+    status, body = assembler.result()
+    assert (status, start.counted, assembler.exact) == (200, True, True)
+    assert orjson.dumps({**body, "id": "m1"}) == orjson.dumps(message([*TEXT, *end("end_turn", 5)])[0])
+
+
+@pytest.mark.parametrize(
+    ("total", "reused", "cached", "evaluated"),
+    [(10, None, 0, 10), (None, 4, 4, 3), (None, None, 0, 7), (3, 4, 3, 0)],
+)
+def test_what_is_not_known_counts_as_evaluated(
+    total: int | None, reused: int | None, cached: int, evaluated: int
+) -> None:
+    start = start_left_out("m", "tiny", total, reused, 7)
+    usage = {"cache_read_input_tokens": cached, "input_tokens": evaluated, "output_tokens": 0}
+    assert start.event["message"]["usage"] == usage
+    assert start.counted == (None not in (total, reused))
+
+
+@pytest.mark.parametrize("kept", [["message_stop"], ["message_delta"], []])
+def test_a_message_that_broke_off_lacks_more_than_its_beginning(kept: list[str]) -> None:
+    assembler = Assembler(Api.MESSAGES, {"max_tokens": 100})
+    for event in [*TEXT, *(each for each in end("end_turn", 5) if each["type"] in kept)]:
+        assembler.feed(event)
+    if kept != ["message_stop"]:
+        assert not assembler.lacks_start
+    with pytest.raises(UpstreamFailed):
+        assembler.result()
+
+
+def test_an_error_needs_no_beginning() -> None:
+    assembler = Assembler(Api.MESSAGES, {"max_tokens": 100})
+    for event in [{"error": {"code": 500}}, *TEXT, *end("end_turn", 5)]:
+        assembler.feed(event)
+    assert not assembler.lacks_start
+    assert assembler.result()[0] == 500
 
 
 def test_a_response_that_broke_off_is_a_failure() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from prefixproxy.backends import SlotReading
+from prefixproxy.backends import NOT_YET, SlotReading
 from prefixproxy.backends.llamacpp import LlamaServer
 from prefixproxy.errors import BadRequest
 from prefixproxy.lease import CutShort, Lease
@@ -95,3 +97,35 @@ def test_a_root_that_was_prepared_and_hardly_reused_had_no_effect(
     one = lease()
     one.reason, one.expected_cached, one.ok, one.usage = reason, expected, ok, Usage(cached_tokens=cached)
     assert one.had_no_effect is without
+
+
+def messages(slot: int | None) -> Lease:
+    one = lease(slot)
+    one.ticket = replace(one.ticket, pinnable=False)
+    return one
+
+
+@pytest.mark.parametrize(
+    ("seen", "found", "reused"),
+    [
+        (SlotReading(True, 9, 4, 640), True, 640),
+        (SlotReading(True, 9, 4, 0), True, 0),
+        (SlotReading(True, 9, 4, NOT_YET), False, None),
+        (SlotReading(True, 9, 4), True, None),
+        (SlotReading(False, 9, 4), True, None),
+    ],
+    ids=["told", "nothing reused", "not looked at", "never told", "over"],
+)
+def test_what_a_slot_tells_of_a_request_is_looked_for_until_it_is_told(
+    seen: SlotReading, found: bool, reused: int | None
+) -> None:
+    one = messages(2)
+    assert (one.look({2: seen, 1: SlotReading(True, 1, 1, 7)}), one.seen_reused) == (found, reused)
+
+
+def test_only_what_its_answer_may_not_tell_is_looked_for() -> None:
+    row = {2: SlotReading(True, 9, 4, 640)}
+    assert [one.look(row) for one in (messages(None), messages(1), lease(2))] == [False, True, True]
+    pinnable = lease(2)
+    pinnable.look(row)
+    assert pinnable.seen_reused is None
