@@ -99,7 +99,8 @@ def create_app(settings: Settings, *, engine: Engine | None = None) -> Proxy:
     backends = _backends(settings, engine)
     for backend, _slots, _snapshots in backends:
         backend.marker = marker
-    dispatcher = Dispatcher(scheduler, backends, _Watch(metrics, trend), clock)
+    address = f"{settings.server.host}:{settings.server.port}"
+    dispatcher = Dispatcher(scheduler, backends, _Watch(metrics, trend), clock, address=address)
     limits = _limits(settings)
     for keeper in dispatcher.keepers.values():
         keeper.limits = limits

@@ -73,8 +73,10 @@ class Dispatcher:
         watch: Watch,
         clock: Callable[[], float],
         loading_wait_s: float = 300.0,
+        address: str = "",
     ) -> None:
-        """`backends`: each with the user's slot count (0: ask) and whether snapshots are allowed on it."""
+        """`backends`: each with the user's slot count (0: ask) and whether snapshots are allowed on it. `address`:
+        where the proxy listens."""
         self._scheduler = scheduler
         self._watch = watch
         self._clock = clock
@@ -86,7 +88,15 @@ class Dispatcher:
             coming=lambda name: self._apply(self._scheduler.upstream_lost(name, clock())),
         )
         self.keepers = {
-            backend.name: Upkeep(UpstreamState(backend), listener, clock, slots=slots, snapshots=snapshots, rank=rank)
+            backend.name: Upkeep(
+                UpstreamState(backend),
+                listener,
+                clock,
+                slots=slots,
+                snapshots=snapshots,
+                rank=rank,
+                owner=f"{address} {backend.url}",
+            )
             for rank, (backend, slots, snapshots) in enumerate(backends)
         }
         self.fleet = Fleet(self.keepers, clock, loading_wait_s)

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from prefixproxy.backends import Backend, CopyResult
-from prefixproxy.errors import ProxyError, UpstreamUnavailable
+from prefixproxy.errors import ProxyError, UpstreamFailed, UpstreamUnavailable
 from prefixproxy.lease import Watch
 from prefixproxy.schedule.types import COPY_WORK_S, WARM_WORK_S, Decode, Restore, Save, Warm, WarmResult
 from prefixproxy.types import Usage
@@ -62,7 +62,10 @@ class SlotWork:
     async def restore(self, backend: Backend, effect: Restore) -> CopyResult | None:
         done = None
         async with self._reporting(backend, "a restore", COPY_WORK_S) as report:
-            done = await backend.restore(effect.slot, effect.file)
+            read = await backend.restore(effect.slot, effect.file)
+            if effect.n_bytes not in (None, read.n_bytes):
+                raise UpstreamFailed(f"{effect.file} has {read.n_bytes} bytes, not the {effect.n_bytes} saved there")
+            done = read
         source = None if effect.source is None else effect.source.slot
         seconds = 0.0 if done is None else done.seconds
         self._watch.fork(backend.name, report.outcome, seconds, effect.slot.slot, source)

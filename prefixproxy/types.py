@@ -196,6 +196,8 @@ class UpstreamFacts:
     """What this probe had it evaluate, by slot."""
     rank: int = 0
     """Its place in the settings."""
+    owner: str = ""
+    """What tells who saves files there from another proxy's upstream of the same name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,7 +78,7 @@ class Listener:
 
 class Upkeep:
     """One upstream's keeper. `slots` and `snapshots` are the user's own settings for it (0: ask the server), `rank` its
-    place among them."""
+    place among them; `owner` as in UpstreamFacts."""
 
     def __init__(
         self,
@@ -89,6 +89,7 @@ class Upkeep:
         slots: int = 0,
         snapshots: bool = True,
         rank: int = 0,
+        owner: str = "",
     ) -> None:
         self.state = state
         self._listener = listener
@@ -96,6 +97,7 @@ class Upkeep:
         self._slots = slots
         self._snapshots = snapshots
         self._rank = rank
+        self._owner = owner
         self.limits = ContextLimits()
         """What its slots must have; whoever builds it says so before `run`."""
         self.against_reuse: Callable[[UpstreamFacts], str] = lambda facts: ""
@@ -297,7 +299,9 @@ class Upkeep:
                 told = "upstream %s has %d slots, not %d (upstreams[].slots)"
                 log.warning(told, facts.name, facts.n_slots, self._slots)
             self._told_few = True
-        return self._judged(replace(facts, n_slots=n_slots, capabilities=capabilities, rank=self._rank))
+        return self._judged(
+            replace(facts, n_slots=n_slots, capabilities=capabilities, rank=self._rank, owner=self._owner)
+        )
 
     def _judged(self, facts: UpstreamFacts) -> UpstreamFacts:
         """Only llama-server can be asked for no reuse."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from prefixproxy.schedule import work
 from prefixproxy.schedule.plan import Server
-from prefixproxy.schedule.roots import Root, RootState, RootTable, fingerprint, root_id
+from prefixproxy.schedule.roots import Root, RootState, RootTable, file_stem, fingerprint, root_id
 from prefixproxy.schedule.slot import Held
 from prefixproxy.schedule.types import Effect
 from prefixproxy.types import SlotId, UpstreamFacts
@@ -69,10 +69,12 @@ def come_up(server: Server, facts: UpstreamFacts, same: bool, recalled: Recalled
             effects += work.drop(server, root)
         server.roots = RootTable(facts.name)
     server.slots.open(now, recalled.held)
+    server.roots.fingerprint, server.roots.stem = mark, file_stem(facts)
     for snapshot in recalled.snapshots:
-        _adopt(server, snapshot, now)
+        if snapshot.file.startswith(server.roots.stem):  # else somebody else may write it
+            _adopt(server, snapshot, now)
     work.recount(server)
-    server.roots.fingerprint, server.roots.strikes, server.roots.off_because = mark, 0, ""
+    server.roots.strikes, server.roots.off_because = 0, ""
     server.rewarm = True
     return effects
 

@@ -85,12 +85,22 @@ def fingerprint(facts: UpstreamFacts) -> str:
     return blake2b(text.encode(), digest_size=6).hexdigest()
 
 
+def file_stem(facts: UpstreamFacts) -> str:
+    """What the names of its snapshot files begin with. Servers of one model may share a directory, and a server may
+    have several proxies: whoever else saves there, as far as that can be told, uses other names. Two servers that
+    write one file at the same time leave a mixture, of which the header may still be whole."""
+    owner = blake2b(f"{facts.name}\0{facts.owner}".encode(), digest_size=4).hexdigest()
+    return f"prefixproxy-{fingerprint(facts)}-{owner}-"
+
+
 @dataclass(slots=True)
 class RootTable:
-    """Roots by id, with the pool of files. `strikes`: snapshots in a row that did not deliver."""
+    """Roots by id, with the pool of files, whose names begin with `stem`. `strikes`: snapshots in a row that did not
+    deliver."""
 
     upstream: str
     fingerprint: str = ""
+    stem: str = ""
     roots: dict[RootId, Root] = field(default_factory=dict)
     gatherings: list[Gathering] = field(default_factory=list)
     strikes: int = 0
@@ -165,7 +175,7 @@ class RootTable:
             holders.remove(victims[-1])
             total -= victims[-1].n_bytes
         used = {other.file for other in holders}
-        names = (f"prefixproxy-{self.fingerprint}-{i:03d}.bin" for i in count())
+        names = (f"{self.stem}{i:03d}.bin" for i in count())
         return next(name for name in names if name not in used), victims
 
     def superseded(self, root: Root) -> list[Root]:

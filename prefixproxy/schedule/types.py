@@ -226,13 +226,14 @@ class Save:
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """Read `file` into this slot. `source`: the slot that it was saved from, if that holds the root still. Answer:
-    `restored`."""
+    """Read `file` into this slot. `source`: the slot that it was saved from, if that holds the root still. `n_bytes`:
+    what was written; with another number the file is another. Answer: `restored`."""
 
     root: RootId
     slot: SlotId
     file: str
     source: SlotId | None = None
+    n_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

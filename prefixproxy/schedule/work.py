@@ -127,7 +127,7 @@ def start_restore(
     root.last_used = now
     server.slots.reserve(slot, Work.RESTORE, root.id, now + policy.max_copy_s, now)
     promise(server, slot, ticket)
-    return [Restore(root.id, slot.id, root.file, _source(server, root, slot))]
+    return [Restore(root.id, slot.id, root.file, _source(server, root, slot), root.n_bytes)]
 
 
 def _source(server: Server, root: Root, target: Slot) -> SlotId | None:

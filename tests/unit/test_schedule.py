@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from schedule_sim import FULL, NO_SNAPSHOT, UNPINNED, facts, request, words
 
-from prefixproxy.schedule.roots import fingerprint
+from prefixproxy.schedule.roots import file_stem
 from prefixproxy.schedule.scheduler import Scheduler
 from prefixproxy.schedule.types import (
     Drop,
@@ -38,7 +38,7 @@ SHORT = words("short", 60)
 
 def file_of(n_slots: int = 2) -> str:
     """The name of the first snapshot of an upstream with so many slots."""
-    return f"prefixproxy-{fingerprint(facts(n_slots=n_slots))}-000.bin"
+    return f"{file_stem(facts(n_slots=n_slots))}000.bin"
 
 
 def ready(n_slots: int = 2, capabilities: Capabilities = FULL, policy: Policy | None = None) -> Scheduler:
@@ -134,8 +134,8 @@ def test_lanes_on_a_cold_root_wait_for_one_warm_up_and_get_copies_of_it() -> Non
     assert s.warmed(root, WarmResult(True, 2500, 12.5, evaluated=2500), 12.5) == [Save(root, slot(0), file_of(3))]
     assert s.saved(root, True, 50_000_000, 0.05, 12.6) == [
         Grant(TicketId("a"), slot(0), "u", 2500, False, Reason.WARMED),
-        Restore(root, slot(1), file_of(3), source=slot(0)),
-        Restore(root, slot(2), file_of(3), source=slot(0)),
+        Restore(root, slot(1), file_of(3), source=slot(0), n_bytes=50_000_000),
+        Restore(root, slot(2), file_of(3), source=slot(0), n_bytes=50_000_000),
     ]
     assert s.restored(slot(2), root, True, 0.03, 12.7) == [
         Grant(TicketId("c"), slot(2), "u", 2500, True, Reason.FORKED)
@@ -176,7 +176,7 @@ def test_never_more_restores_than_tickets_wait() -> None:
     s = ready(n_slots=4)
     root = warm_up(s, [lane(0), lane(1)])
     effects = s.saved(root, True, 50_000_000, 0.05, 12.6)
-    assert only(effects, Restore) == [Restore(root, slot(1), file_of(4), source=slot(0))]
+    assert only(effects, Restore) == [Restore(root, slot(1), file_of(4), source=slot(0), n_bytes=50_000_000)]
 
 
 def test_a_slot_that_held_the_root_and_a_lane_is_not_restored_for_the_next_lane() -> None:
@@ -195,7 +195,7 @@ def test_a_root_that_lost_its_slot_comes_back_from_its_snapshot() -> None:
     s.finished(TicketId("a"), Finish(True, 2500, 40, 10, 0.2), 14.0)
     s.submit([lane(1, SHORT)], 15.0)
     s.finished(TicketId("b"), Finish(True, 0, 100, 10, 0.5), 16.0)
-    assert s.submit([lane(2)], 17.0) == [Restore(root, slot(0), file_of(1))]
+    assert s.submit([lane(2)], 17.0) == [Restore(root, slot(0), file_of(1), n_bytes=50_000_000)]
     assert granted(s.restored(slot(0), root, True, 0.03, 17.1)) == [("c", slot(0))]
 
 
@@ -267,7 +267,7 @@ def test_a_nested_root_is_built_on_a_copy_of_its_head() -> None:
     s.saved(root, True, 50_000_000, 0.05, 12.6)
     longer = ROOT + words("briefing", 1500)
     s.submit([lane(1, longer, head=2500), lane(2, longer, head=2500)], 13.0)
-    assert s.tick(13.02) == [Restore(root, slot(1), file_of(), source=slot(0))]
+    assert s.tick(13.02) == [Restore(root, slot(1), file_of(), source=slot(0), n_bytes=50_000_000)]
     effects = s.restored(slot(1), root, True, 0.03, 13.1)
     [warm] = effects
     assert isinstance(warm, Warm)
@@ -761,7 +761,7 @@ def test_an_upstream_that_comes_back_has_its_roots_restored_before_traffic() -> 
     s.saved(root, True, 50_000_000, 0.05, 12.6)
     s.upstream_lost("u", 13.0)
     effects = up(s, facts(n_slots=2), 20.0)
-    assert only(effects, Restore) == [Restore(root, slot(0), file_of())]
+    assert only(effects, Restore) == [Restore(root, slot(0), file_of(), n_bytes=50_000_000)]
     s.restored(slot(0), root, True, 0.03, 21.0)
     [grant] = s.submit([lane(1)], 22.0)
     assert isinstance(grant, Grant)
@@ -796,7 +796,7 @@ def test_a_server_found_empty_while_others_wait_is_refilled_when_nobody_does() -
     assert (holds(s, 12.9), states(s, 12.9)) == ({"c": HoldReason.CONCURRENCY}, "li")
     assert seen(s, 13.0, busy=[0], n_tokens=None) == []
     assert s.tick(14.0) == []
-    assert s.cancel(TicketId("c"), 15.0) == [Restore(root, slot(1), file_of(), slot(0))]
+    assert s.cancel(TicketId("c"), 15.0) == [Restore(root, slot(1), file_of(), slot(0), 1_000_000)]
 
 
 def test_what_a_server_without_reuse_holds_spares_a_ticket_nothing() -> None:

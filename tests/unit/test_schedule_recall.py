@@ -110,6 +110,26 @@ def test_files_written_for_another_server_are_not() -> None:
     assert server.evaluated == 2 * 1040
 
 
+@pytest.mark.parametrize("old", ["prefixproxy-{mark}-000.bin", "prefixproxy-{mark}-01234567-000.bin"])
+def test_files_that_somebody_else_may_write_are_neither_used_nor_remembered(old: str) -> None:
+    """An earlier version named them without their upstream; another proxy, or this one at another port, uses others."""
+    server = SimServer(sim_facts())
+    rows = SlotRows(play(Sim([server]), "first").scheduler, ["u"]).changes()
+    (ours,) = [name for name in rows if name.endswith(".bin")]
+    row = rows[ours]
+    theirs = "slots/u/" + old.format(mark=row["mark"])
+    for slot in server.rows:
+        slot.text = EMPTY
+    kept = SlotRows(again := Scheduler(), ["u"])
+    kept.load({theirs: row})
+    sim = play(Sim([server], scheduler=again), "second")
+    assert not any(isinstance(effect, Restore) for effect in sim.effects)
+    assert server.evaluated == 2 * 1040
+    after = kept.changes()
+    assert after[theirs] is None
+    assert after[ours] is not None
+
+
 def test_files_that_are_gone_cost_one_attempt_and_snapshots_stay_on() -> None:
     server = SimServer(sim_facts())
     sim = second_life(server)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from schedule_sim import facts, words
 
 from prefixproxy.schedule import work
 from prefixproxy.schedule.plan import Server
-from prefixproxy.schedule.roots import Gathering, Root, RootState, RootTable, fingerprint, root_id
+from prefixproxy.schedule.roots import Gathering, Root, RootState, RootTable, file_stem, fingerprint, root_id
 from prefixproxy.schedule.slot import Held, Work
 from prefixproxy.schedule.slots import Upstream
 from prefixproxy.schedule.types import Policy, Save, WarmResult
@@ -38,11 +39,20 @@ def test_a_root_is_known_by_its_bytes_and_its_upstream() -> None:
 
 
 def test_files_are_named_after_model_build_and_settings_in_characters_the_server_accepts() -> None:
-    table = RootTable("u", fingerprint(facts()))
+    table = RootTable("u", stem=file_stem(facts()))
     saved(table, "one", Policy())
-    assert re.fullmatch(r"prefixproxy-[0-9a-f]{12}-000\.bin", a_root(table, "one").file)
+    assert re.fullmatch(rf"prefixproxy-{fingerprint(facts())}-[0-9a-f]{{8}}-000\.bin", a_root(table, "one").file)
     marks = {fingerprint(facts(**change)) for change in ({}, {"model": "m"}, {"build": "b"})}  # type: ignore[arg-type]
     assert len({*marks, fingerprint(facts(n_slots=3))}) == 4
+
+
+def test_nobody_else_who_saves_in_the_same_directory_uses_the_same_names() -> None:
+    one = facts("a:1")
+    others = [facts("a:2"), facts("a"), replace(one, owner="127.0.0.1:8101 http://a"), replace(one, build="b")]
+    stems = {file_stem(each) for each in (one, *others)}
+    assert len(stems) == 5
+    assert not any(stem.startswith(other) for stem in stems for other in stems - {stem})
+    assert file_stem(replace(one, rank=3, models=("m",))) == file_stem(one), "what another start may change"
 
 
 def test_the_least_valuable_snapshot_goes_when_the_pool_is_full() -> None:

@@ -21,6 +21,7 @@ class Told:
     def __init__(self) -> None:
         self.forks: list[tuple[Any, ...]] = []
         self.warmups: list[str] = []
+        self.done: CopyResult | None = None
 
     def fork(self, *told: Any) -> None:
         self.forks.append(told)
@@ -55,8 +56,8 @@ class Server:
 def told_by(end: BaseException | CopyResult | None) -> Told:
     told, lost = Told(), list[str]()
     work = slotwork.SlotWork(cast(Any, told), lambda backend, failure: lost.append(backend.name), lambda name: "m")
-    restore = Restore(RootId("r"), SlotId("u", 2), "f", source=SlotId("u", 0))
-    asyncio.run(cast(Any, work.restore(cast(Backend, Server(end)), restore)))
+    restore = Restore(RootId("r"), SlotId("u", 2), "f", source=SlotId("u", 0), n_bytes=100)
+    told.done = asyncio.run(cast(Any, work.restore(cast(Backend, Server(end)), restore)))
     if not isinstance(end, CopyResult):
         warm = Warm(RootId("r"), SlotId("u", 2), (), whole=True)
         lane = Rendering("/v1/chat/completions", b'{"messages": [{"role": "user", "content": "hi"}]}')
@@ -67,6 +68,13 @@ def told_by(end: BaseException | CopyResult | None) -> Told:
 
 def test_a_copy_is_told_with_both_its_slots() -> None:
     assert told_by(CopyResult(n_tokens=10, n_bytes=100, seconds=0.25)).forks == [("u", "ok", 0.25, 2, 0)]
+
+
+def test_a_file_of_another_length_is_not_the_one_that_was_saved() -> None:
+    """Somebody else wrote to it, or was writing while it was read."""
+    told = told_by(CopyResult(n_tokens=10, n_bytes=99, seconds=0.25))
+    assert told.done is None
+    assert told.forks == [("u", "failed", 0.0, 2, 0)]
 
 
 @pytest.mark.parametrize("failure", [UpstreamFailed("no"), UpstreamUnavailable("gone"), KeyError("n_restored")])
