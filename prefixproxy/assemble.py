@@ -45,6 +45,8 @@ def why_not(api: Api, body: Mapping[str, Any]) -> str | None:
         return "__verbose quotes the raw text, which a stream of parsed messages lacks"
     if body.get("n_indent"):
         return "a line with too little indentation is cut after it was sent"
+    if body.get("reasoning_format") == "deepseek-legacy":
+        return "this format leaves reasoning in the content of a stream, and out of it elsewhere"
     if not _plain_controls(body):
         return "the server has to refuse a control field of the wrong type"
     return _why_not_chat(body) if api is Api.CHAT or api in _TYPED else None
@@ -55,8 +57,6 @@ def _why_not_chat(body: Mapping[str, Any]) -> str | None:
     last = messages[-1] if isinstance(messages, list) and messages else None
     if body.get("continue_final_message") or (isinstance(last, dict) and last.get("role") == "assistant"):
         return "a continued message is repeated whole without streaming, and only its new part in a stream"
-    if body.get("reasoning_format") == "deepseek-legacy":
-        return "this format leaves reasoning in the content of a stream, and out of it elsewhere"
     return None
 
 

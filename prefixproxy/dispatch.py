@@ -85,7 +85,7 @@ class Dispatcher:
             lost=self._upstream_lost,
             not_coming=lambda: self.fleet.tell_news(),
             read=self._slots_read,
-            coming=lambda name: self._apply(self._scheduler.upstream_lost(name, clock())),
+            coming=self._upstream_coming,
         )
         self.keepers = {
             backend.name: Upkeep(
@@ -344,6 +344,10 @@ class Dispatcher:
         self.fleet.tell_news()
         self._end_by(facts.name, None)
         self._apply(self._scheduler.upstream_up(facts, self._clock()))
+
+    def _upstream_coming(self, name: str) -> None:
+        self.fleet.tell_news()
+        self._apply(self._scheduler.upstream_lost(name, self._clock()))
 
     def _upstream_lost(self, name: str) -> None:
         self._cut_short.lost(name)

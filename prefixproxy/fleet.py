@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 from prefixproxy.backends import Backend
 from prefixproxy.errors import UpstreamUnavailable
@@ -41,8 +42,7 @@ class Fleet:
         never up has, nobody knows: it may be what no other one lists."""
         listed = is_listed(model, self._facts())
         for state in self._states():
-            not_asked = state.health is Health.STARTING and not state.failure
-            if (state.health is Health.LOADING or not_asked) and (
+            if (state.health is Health.LOADING or _not_asked(state)) and (
                 not listed or (state.facts is not None and model in state.facts.models)
             ):
                 return True
@@ -98,6 +98,16 @@ class Fleet:
                 raise self.unavailable(model) from None
         return True
 
+    async def until_asked(self, model: str, path: str, limit_s: float, *, all_of_them: bool = False) -> None:
+        """In the proxy's first moments: until an upstream that may get such a request is up, or `all_of_them` were
+        asked what they are; no longer than `limit_s`."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                while any(_not_asked(state) for state in self._states()):
+                    if not all_of_them and self.is_served(model, path):
+                        return
+                    await self._news.wait()
+
     def tell_news(self) -> None:
         """Wakes whoever waits for an upstream, to look again."""
         self._news.set()
@@ -124,3 +134,8 @@ class Fleet:
 
     def _facts(self) -> list[UpstreamFacts]:
         return [state.facts for state in self._states() if state.facts is not None]
+
+
+def _not_asked(state: UpstreamState) -> bool:
+    """Whether its first probe has not come back."""
+    return state.health is Health.STARTING and not state.failure

@@ -55,6 +55,10 @@ SLOT_TAKING = frozenset(
     }
 )
 
+FIRST_PROBE_S = 5.0
+"""How long a request that takes no slot waits, in the proxy's first moments, for what its upstreams are. Agents read
+the list of models at their start, and some take an error there for the last word."""
+
 _NOT_FORWARDED = frozenset({b"content-length", b"expect"})
 """The body has been read by the time it is sent: the client's `Expect` is answered, and an upstream that knows none
 would be waited for."""
@@ -116,7 +120,10 @@ class Passthrough:
             if scope["method"] == "POST" and path in SLOT_TAKING:
                 async with self._parts.dispatcher.lease(_SlotTaker(self._parts, body, model, path)) as lease:
                     await self._exchange(scope, reply, body, lease.backend, lease)
-            elif not (scope["method"] == "GET" and path in LISTS and await self._listed(scope, reply)):
+                return
+            lists = scope["method"] == "GET" and path in LISTS
+            await fleet.until_asked(model, path, FIRST_PROBE_S, all_of_them=lists)
+            if not (lists and await self._listed(scope, reply)):
                 await self._exchange(scope, reply, body, fleet.backend_for(model, path), None)
         except ProxyError as failure:
             await reply.error(failure)

@@ -7,8 +7,8 @@ import gzip
 
 import httpx
 import pytest
-from running_proxy import RunningProxy, proxied_stub
-from stub_upstream import Exchange
+from running_proxy import RunningProxy, proxied_stub, running_proxy
+from stub_upstream import Exchange, StubUpstream
 
 pytestmark = pytest.mark.anyio
 
@@ -178,3 +178,27 @@ async def test_an_empty_answer_stays_empty() -> None:
         stub.routes["/nothing"] = answer
         got = await client.options("/nothing")
     assert (got.status_code, got.content) == (204, b"")
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/health", "/props"])
+async def test_in_its_first_moments_the_proxy_waits_for_what_its_upstream_is(path: str) -> None:
+    """Agents read the list of models at their start, and that nobody was asked yet is no answer."""
+    asked, may_answer, stub = asyncio.Event(), asyncio.Event(), StubUpstream()
+
+    async def held_back(exchange: Exchange) -> None:
+        asked.set()
+        await may_answer.wait()
+        await exchange.json(200, {"total_slots": 2, "model_alias": "stub"})
+
+    stub.routes["/props"] = held_back
+    async with (
+        stub,
+        running_proxy(stub.url, wait_ready=False) as running,
+        httpx.AsyncClient(base_url=running.url) as client,
+        asyncio.TaskGroup() as group,
+    ):
+        await asked.wait()
+        early = group.create_task(client.get(path))
+        assert (await client.get("/healthz")).status_code == 200
+        may_answer.set()
+        assert (await early).status_code == 200

@@ -330,6 +330,7 @@ def test_can_assemble(api: Api, body: Json) -> None:
         (Api.CHAT, {"messages": [USER, {"role": "assistant", "content": "So"}]}, "continued"),
         (Api.CHAT, {"continue_final_message": True}, "continued"),
         (Api.CHAT, {"reasoning_format": "deepseek-legacy"}, "reasoning"),
+        (Api.COMPLETION, {"reasoning_format": "deepseek-legacy"}, "reasoning"),
         (Api.RESPONSES, {"input": [USER, {"role": "assistant", "content": "So"}]}, "continued"),
         (Api.MESSAGES, {"messages": [USER, {"role": "assistant", "content": "So"}]}, "continued"),
         (Api.OLLAMA_CHAT, {"messages": [USER]}, "API"),

@@ -87,3 +87,38 @@ async def test_who_waits_goes_as_soon_as_it_is_up() -> None:
         coming.state.facts = UpstreamFacts("b", "llama-server", 2, models=("other",))
         made.tell_news()
     assert made.backend_for("other", CHAT).name == "b"
+
+
+def unasked(name: str) -> Upkeep:
+    found = keeper(name, Health.STARTING)
+    found.state.failure = ""
+    return found
+
+
+async def is_asked(made: Fleet, *, all_of_them: bool = False) -> bool:
+    """Whether what takes no slot goes on at once."""
+    try:
+        async with asyncio.timeout(0):
+            await made.until_asked("", CHAT, PATIENCE_S, all_of_them=all_of_them)
+    except TimeoutError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("keepers", "one", "every"),
+    [
+        ([unasked("a")], False, False),
+        ([unasked("a"), keeper("b", Health.UP, "small")], True, False),
+        ([keeper("a", Health.STARTING), keeper("b", Health.UP, "small")], True, True),
+        ([keeper("a", Health.STARTING), keeper("b", Health.LOADING)], True, True),
+    ],
+    ids=["not asked", "one is up", "one is not there", "none is up"],
+)
+async def test_what_takes_no_slot_waits_for_first_probes_alone(keepers: list[Upkeep], one: bool, every: bool) -> None:
+    made = fleet(0.0, *keepers)
+    assert (await is_asked(made), await is_asked(made, all_of_them=True)) == (one, every)
+
+
+async def test_the_wait_for_a_first_probe_has_an_end() -> None:
+    await fleet(0.0, unasked("a")).until_asked("", CHAT, 0.0)
