@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from prefixproxy.assemble_typed import Messages, Responses
+from prefixproxy.assemble_typed import Messages, Responses, vanishes
 from prefixproxy.errors import UpstreamFailed
 from prefixproxy.prompt import Edit, SetKey
 from prefixproxy.types import PINNABLE, Api
@@ -49,15 +49,23 @@ def why_not(api: Api, body: Mapping[str, Any]) -> str | None:
         return "this format leaves reasoning in the content of a stream, and out of it elsewhere"
     if not _plain_controls(body):
         return "the server has to refuse a control field of the wrong type"
-    return _why_not_chat(body) if api is Api.CHAT or api in _TYPED else None
-
-
-def _why_not_chat(body: Mapping[str, Any]) -> str | None:
-    messages = body.get("messages", body.get("input"))
-    last = messages[-1] if isinstance(messages, list) and messages else None
-    if body.get("continue_final_message") or (isinstance(last, dict) and last.get("role") == "assistant"):
+    if (api is Api.CHAT or api in _TYPED) and _continues(api, body):
         return "a continued message is repeated whole without streaming, and only its new part in a stream"
     return None
+
+
+def _continues(api: Api, body: Mapping[str, Any]) -> bool:
+    messages = body.get("messages", body.get("input"))
+    if body.get("continue_final_message") or not isinstance(messages, list):
+        return bool(body.get("continue_final_message"))
+    for message in reversed(messages):
+        if not isinstance(message, dict):
+            return False
+        if message.get("role") == "assistant":
+            return True
+        if api is not Api.MESSAGES or not vanishes(message):
+            return False
+    return False
 
 
 def _one_answer(api: Api, body: Mapping[str, Any]) -> bool:

@@ -80,6 +80,22 @@ def start_left_out(ident: str, model: str, total: int | None, reused: int | None
     return StartLeftOut({"type": "message_start", "message": message}, counted)
 
 
+def vanishes(message: Mapping[str, Any]) -> bool:
+    """Whether a message that is no assistant's may come to nothing when the server makes a chat of it
+    (server-chat.cpp, server_chat_convert_anthropic_to_oai): it has parts, and none that is one there."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return False
+    return not any(isinstance(part, dict) and _is_part(part) for part in content)
+
+
+def _is_part(part: Mapping[str, Any]) -> bool:
+    if part.get("type") != "image":
+        return part.get("type") in ("text", "tool_use", "tool_result")
+    source = part.get("source")
+    return isinstance(source, dict) and source.get("type") in ("base64", "url")
+
+
 def lacks_start(api: Api, events: Iterable[Mapping[str, Any]]) -> bool:
     """Whether a stream, of which these are the first event and the last ones, was begun in the middle."""
     return api is Api.MESSAGES and all(event.get("type") != "message_start" for event in events)
@@ -98,6 +114,8 @@ class Messages:
         self._blocks: dict[int, dict[str, Any]] = {}
         self._arguments: dict[int, str] = {}
         self._ended = False
+        self._unopened = False
+        """Something was added to a block that had not begun: what it had before is not in the stream."""
         self.timings: dict[str, Any] = {}
 
     def add(self, event: dict[str, Any]) -> None:
@@ -120,12 +138,14 @@ class Messages:
         return self._ended and not self._message
 
     def _add_delta(self, index: int, delta: Mapping[str, Any]) -> None:
+        self._unopened = self._unopened or index not in self._blocks
         if delta["type"] == "input_json_delta":
             self._arguments[index] = self._arguments.get(index, "") + delta["partial_json"]
             return
         key = _DELTA_KEYS[delta["type"]]
         self._pieces -= key == "signature"
-        self._blocks[index][key] = self._blocks[index].get(key, "") + delta[key]
+        block = self._blocks.setdefault(index, _block_of(key))
+        block[key] = block.get(key, "") + delta[key]
 
     def answer(self) -> tuple[dict[str, Any], bool] | None:
         if not self._ended or not self._message:
@@ -136,7 +156,8 @@ class Messages:
         usage = {**self._message["usage"], **self._end["usage"]}
         message = {**self._message, **self._end, "content": blocks, "usage": usage}
         at_limit = message["stop_reason"] == "max_tokens"
-        return message, _all_shown(bool(blocks), self._pieces, message["usage"]["output_tokens"], at_limit)
+        shown = _all_shown(bool(blocks), self._pieces, message["usage"]["output_tokens"], at_limit)
+        return message, shown and not self._unopened
 
     def _whole_block(self, index: int) -> dict[str, Any]:
         block = self._blocks[index]
@@ -147,6 +168,10 @@ class Messages:
         except orjson.JSONDecodeError:
             arguments = {}
         return {"type": "tool_use", "id": block["id"], "name": block["name"], "input": arguments}
+
+
+def _block_of(key: str) -> dict[str, Any]:
+    return {"type": "text", "text": ""} if key == "text" else {"type": "thinking", "thinking": ""}
 
 
 def _all_shown(said: bool, pieces: int, predicted: int, at_limit: bool) -> bool:

@@ -282,6 +282,8 @@ def test_other_apis_are_not_assembled(api: Api) -> None:
 # --- what is assembled at all ---
 
 USER = {"role": "user", "content": "hi"}
+ASSISTANT = {"role": "assistant", "content": "So"}
+PICTURE = {"type": "image", "source": {"type": "base64", "data": ""}}
 
 
 @pytest.mark.parametrize(
@@ -294,6 +296,10 @@ USER = {"role": "user", "content": "hi"}
         (Api.COMPLETIONS, {"prompt": "a", "logprobs": None, "n_probs": 0}),
         (Api.COMPLETION, {"prompt": [1, 2]}),
         (Api.COMPLETION, {"prompt": ["a", 2]}),
+        (Api.MESSAGES, {"messages": [ASSISTANT, USER]}),
+        (Api.MESSAGES, {"messages": [ASSISTANT, {"role": "user", "content": [PICTURE]}]}),
+        (Api.MESSAGES, {"messages": [ASSISTANT, {"role": "user", "content": [{"type": "tool_result"}]}]}),
+        (Api.CHAT, {"messages": [ASSISTANT, {"role": "user", "content": []}]}),
         (Api.COMPLETION, {"prompt": ["a"]}),
         (Api.COMPLETION, {"prompt": {"prompt_string": "a"}, "verbose": True}),
         (Api.INFILL, {"input_prefix": "a", "input_suffix": "b"}),
@@ -333,6 +339,12 @@ def test_can_assemble(api: Api, body: Json) -> None:
         (Api.COMPLETION, {"reasoning_format": "deepseek-legacy"}, "reasoning"),
         (Api.RESPONSES, {"input": [USER, {"role": "assistant", "content": "So"}]}, "continued"),
         (Api.MESSAGES, {"messages": [USER, {"role": "assistant", "content": "So"}]}, "continued"),
+        (Api.MESSAGES, {"messages": [ASSISTANT, {"role": "user", "content": []}]}, "continued"),
+        (
+            Api.MESSAGES,
+            {"messages": [ASSISTANT, USER | {"content": [{"type": "image", "source": {}}, 5]}]},
+            "continued",
+        ),
         (Api.OLLAMA_CHAT, {"messages": [USER]}, "API"),
     ],
 )

@@ -160,6 +160,20 @@ def test_a_message_that_broke_off_lacks_more_than_its_beginning(kept: list[str])
         assembler.result()
 
 
+@pytest.mark.parametrize(
+    ("delta", "block"),
+    [
+        ({"type": "text_delta", "text": "on"}, [{"type": "text", "text": "on"}]),
+        ({"type": "signature_delta", "signature": ""}, [{"type": "thinking", "thinking": "", "signature": ""}]),
+        ({"type": "input_json_delta", "partial_json": "{}"}, []),
+    ],
+)
+def test_what_is_added_to_a_block_that_never_began_is_marked(delta: Json, block: list[Json]) -> None:
+    """llama-server signs the thought of a message that it goes on with, and that it does not repeat."""
+    body, exact = message([{"type": "content_block_delta", "index": 0, "delta": delta}, *TEXT, *end("end_turn", 3)])
+    assert (body["content"], exact) == ([*block, {"type": "text", "text": "Oslo"}], False)
+
+
 def test_an_error_needs_no_beginning() -> None:
     assembler = Assembler(Api.MESSAGES, {"max_tokens": 100})
     for event in [{"error": {"code": 500}}, *TEXT, *end("end_turn", 5)]:
