@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from prefixproxy.commands.options import (
+    ApiKeyOption,
     ConfigOption,
     CtxOption,
     JsonOption,
@@ -23,7 +24,7 @@ def bench(
         list[str] | None,
         typer.Argument(metavar="[URL] [URL]", help="One server or two side by side; else the embedded engine."),
     ] = None,
-    api_key: Annotated[str, typer.Option("--api-key", help="Key for the servers.", show_default=False)] = "",
+    api_key: ApiKeyOption = "",
     ask: Annotated[str, typer.Option("--ask", help="Model to ask for, if a server has several.")] = "",
     lanes: Annotated[int, typer.Option("--lanes", help="Agents that share a root.")] = 5,
     root: Annotated[int, typer.Option("--root", help="Tokens of a root.")] = 2500,

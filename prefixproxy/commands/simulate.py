@@ -32,12 +32,12 @@ def simulate(
         float | None,
         typer.Option("--decode-rate", help="Answer tokens/s of a slot (default: the trace's, else 50)."),
     ] = None,
-    queue_limit: Annotated[int, typer.Option("--queue-limit", help="As in [admission].")] = 256,
-    queue_timeout: Annotated[float, typer.Option("--queue-timeout", help="As in [admission], seconds.")] = 600.0,
-    side_slots: Annotated[int, typer.Option("--side-slots", help="As in [admission].")] = 0,
+    queue_limit: Annotated[int, typer.Option("--queue-limit", help="As admission.queue_limit.")] = 256,
+    queue_timeout: Annotated[float, typer.Option("--queue-timeout", help="As admission.queue_timeout (s).")] = 600.0,
+    side_slots: Annotated[int, typer.Option("--side-slots", help="As admission.side_slots.")] = 0,
     kv_bytes: Annotated[int, typer.Option("--kv-bytes", help="Bytes of one token in the KV cache.")] = 50_000,
     fork: Annotated[bool, typer.Option("--fork/--no-fork", help="Whether slots can be saved and restored.")] = True,
-    root_threshold: Annotated[float, typer.Option("--root-threshold", help="As in [admission], seconds.")] = 0.5,
+    root_threshold: Annotated[float, typer.Option("--root-threshold", help="As admission.root_threshold (s).")] = 0.5,
     json: JsonOption = False,
     plot: Annotated[
         Path | None, typer.Option("--plot", help="Draw time to first token over slots (SVG).", show_default=False)

@@ -30,7 +30,9 @@ from prefixproxy.simulate.synthetic import WORKLOADS, Workload, synthetic
 from prefixproxy.simulate.trace import read_trace
 
 STDIN = "-"
-MOST_SLOTS = 100_000
+MOST_SLOTS, MOST_SERVERS, MOST_REQUESTS = 100_000, 1_000, 10_000_000
+PREFILL_RATES, DECODE_RATES = (1, 10_000_000), (0.1, 1_000_000)
+"""Tokens per second. A slower prefill would take the whole virtual day, and be looked at ten times a second."""
 POLICIES: tuple[PolicyName, ...] = ("cost", "fifo")
 
 
@@ -77,6 +79,7 @@ def run(options: SimulateOptions) -> int:
     """Play, print the report and return the exit code. Raises UsageError for what is wrong with options or trace."""
     _check(options)
     slots = _numbers("--slots", options.slots)
+    _check_slots(options, slots)
     policies = _policies(options.policies)
     load = _recorded(options.trace, options) if options.trace is not None else _made_up(options)
     fleet = _fleet(options, load)
@@ -106,23 +109,39 @@ def _check(options: SimulateOptions) -> None:
         raise UsageError("name one load: a TRACE (a journal export, - is standard input), or --synthetic KIND")
     if options.synthetic is not None and options.synthetic not in WORKLOADS:
         raise UsageError(f"--synthetic: {options.synthetic!r} is none of {', '.join(WORKLOADS)}")
-    above_zero = {
-        "--requests": options.requests,
-        "--rate": options.rate,
-        "--servers": options.servers,
-        "--kv-bytes": options.kv_bytes,
-        "--prefill-rate": options.prefill_rate,
-        "--decode-rate": options.decode_rate,
-        "--queue-timeout": options.queue_timeout_s,
+    for name, (value, least, most) in _bounded(options).items():
+        if value is not None and not least <= value <= most:
+            raise UsageError(f"{name}: from {least:g} to {most:,} (got {value:g})")
+
+
+def _bounded(options: SimulateOptions) -> dict[str, tuple[float | None, float, float]]:
+    """Each number, and what it may be. What `[admission]` has is bounded as there; rates and times so that seconds
+    still count when the last request ends."""
+    return {
+        "--requests": (options.requests, 1, MOST_REQUESTS),
+        "--rate": (options.rate, 0.0001, 1_000_000),
+        "--servers": (options.servers, 1, MOST_SERVERS),
+        "--kv-bytes": (options.kv_bytes, 1, 100_000_000),
+        "--prefill-rate": (options.prefill_rate, *PREFILL_RATES),
+        "--decode-rate": (options.decode_rate, *DECODE_RATES),
+        "--queue-limit": (options.queue_limit, 1, 65_536),
+        "--queue-timeout": (options.queue_timeout_s, 0.001, 86_400),
+        "--side-slots": (options.side_slots, 0, 1_024),
+        "--root-threshold": (options.root_threshold_s, 0, 86_400),
     }
-    for name, value in above_zero.items():
-        if value is not None and not 0 < value < float("inf"):
-            raise UsageError(f"{name}: a number above 0 is expected (got {value:g})")
-    if not options.root_threshold_s >= 0:
-        raise UsageError(f"--root-threshold: seconds from 0 are expected (got {options.root_threshold_s:g})")
-    for name, count in (("--queue-limit", options.queue_limit), ("--side-slots", options.side_slots)):
-        if count < 0:
-            raise UsageError(f"{name}: a whole number from 0 is expected (got {count})")
+
+
+def _check_slots(options: SimulateOptions, slots: list[int]) -> None:
+    """Of all the columns together."""
+    if max(slots) * options.servers > MOST_SLOTS:
+        raise UsageError(
+            f"--servers: {options.servers:,} of {max(slots):,} slots each are more than {MOST_SLOTS:,} slots"
+        )
+    if options.side_slots >= min(slots):
+        raise UsageError(
+            f"--side-slots: must leave a slot for other requests: fewer than the {min(slots)} of the smallest server "
+            f"(got {options.side_slots}; --slots)"
+        )
 
 
 def _numbers(name: str, text: str) -> list[int]:
@@ -149,6 +168,8 @@ def _recorded(name: str, options: SimulateOptions) -> _Load:
     notes.append(f"When it was recorded its requests evaluated {trace.evaluated:,} tokens, warm-ups not included.")
     if trace.prefill_rate is None and not options.prefill_rate:
         notes.append(f"It shows no prefill rate; {ASSUMED_PREFILL_RATE:g} tokens/s are assumed (--prefill-rate).")
+    _check_recorded(shown, "--prefill-rate", options.prefill_rate, trace.prefill_rate, PREFILL_RATES)
+    _check_recorded(shown, "--decode-rate", options.decode_rate, trace.decode_rate, DECODE_RATES)
     return _Load(
         f"{len(trace.arrivals):,} requests of {shown}.",
         len(trace.arrivals),
@@ -159,6 +180,14 @@ def _recorded(name: str, options: SimulateOptions) -> _Load:
         f"{', '.join(trace.models) or UNKNOWN} (as recorded)",
         ", ".join(f"{n:,} counts {source}" for source, n in trace.counted.items()),
     )
+
+
+def _check_recorded(
+    shown: str, name: str, given: float | None, recorded: float | None, bounds: tuple[float, float]
+) -> None:
+    least, most = bounds
+    if given is None and recorded is not None and not least <= recorded <= most:
+        raise UsageError(f"{shown}: it shows {recorded:g} tokens/s, which nothing can be played at: give {name}")
 
 
 def _lines(name: str) -> list[bytes]:

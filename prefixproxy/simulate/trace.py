@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from math import isfinite
 
 from prefixproxy.errors import UsageError
 from prefixproxy.journal import read_jsonl
@@ -22,6 +21,10 @@ NEAR = 0.1
 """How far, relatively, an estimate from bytes may be from the server's count of the same prefix."""
 MIN_RATE_TOKENS = 256
 """Prompts that evaluate fewer tokens say more about overhead than about the prefill rate."""
+MOST_TOKENS = 10_000_000
+MOST_S, MOST_MS = 1e10, 1e9
+"""Times are Unix seconds. Beyond this they are milliseconds, or no times at all, and virtual ones lose their
+fractions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +73,15 @@ def _check(number: int, record: RequestRecord) -> None:
     """The values that are computed with are numbers."""
     for name in ("prompt_tokens", "cache_n", "prompt_n", "predicted_n"):
         value = getattr(record, name)
-        if value is not None and (type(value) is not int or value < 0):
-            raise UsageError(f"line {number}: {name}: a whole number from 0 is expected, got {value!r}")
-    for name in ("time", "total_ms", "ttft_ms", "prompt_ms"):
+        if value is not None and (type(value) is not int or not 0 <= value <= MOST_TOKENS):
+            told = f"a whole number from 0 to {MOST_TOKENS:,} is expected"
+            raise UsageError(f"line {number}: {name}: {told}, got {value!r}")
+    for name, most in (("time", MOST_S), ("total_ms", MOST_MS), ("ttft_ms", MOST_MS), ("prompt_ms", MOST_MS)):
         value = getattr(record, name)
         if value is None and name in ("ttft_ms", "prompt_ms"):
             continue
-        if type(value) not in (int, float) or not isfinite(value) or value < 0:
-            raise UsageError(f"line {number}: {name}: a number from 0 is expected, got {value!r}")
+        if type(value) not in (int, float) or not 0 <= value <= most:
+            raise UsageError(f"line {number}: {name}: a number from 0 to {most:g} is expected, got {value!r}")
 
 
 def _prefill_rate(records: Iterable[RequestRecord]) -> float | None:

@@ -53,7 +53,7 @@ def test_a_made_up_load_is_shown_as_a_table_and_drawn(tmp_path: Path) -> None:
         (("bad.jsonl",), "bad.jsonl: line 2: not a journal record: id is missing"),
         ((*MADE_UP, "--slots", "2,none"), "--slots: whole numbers from 1 to 100000"),
         ((*MADE_UP, "--policy", "best"), "--policy: cost, fifo or both"),
-        ((*MADE_UP, "--rate", "0"), "--rate: a number above 0 is expected"),
+        ((*MADE_UP, "--rate", "0"), "--rate: from 0.0001 to 1,000,000 (got 0)"),
         (("--synthetic", "traffic"), "--synthetic: 'traffic' is none of fanout, conversations, mixed"),
         ((*MADE_UP, "--plot", "no/such/out.svg"), "--plot: cannot write no/such/out.svg: No such file or directory"),
     ],
