@@ -364,7 +364,7 @@ class Dispatcher:
     def _slots_read(self, upstream: str, reading: Mapping[int, SlotReading], asked_at: float) -> None:
         for lease, slot, cached, evaluated in self._cut_short.read(upstream, reading, asked_at):
             self._watch.cut_short(upstream, self.fleet.model_of(upstream), slot, lease.ticket.family, cached, evaluated)
-        seen = {slot: SlotSeen(busy=r.busy, n_tokens=r.n_tokens, task=r.task) for slot, r in reading.items()}
+        seen = {slot: SlotSeen(r.busy, r.n_tokens, r.task, r.sampled or 0) for slot, r in reading.items()}
         self._apply(self._scheduler.slots_seen(upstream, seen, self._clock(), asked_at))
         for lease in self._leases.values():
             if lease.slot is None and lease.backend.name == upstream:

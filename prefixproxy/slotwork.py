@@ -49,8 +49,9 @@ class SlotWork:
 
     async def decode(self, backend: Backend, effect: Decode) -> bool:
         async with self._reporting(backend, "a decode behind several answers", COPY_WORK_S) as report:
-            cost = await backend.decode_one(effect.slot)
-            self._watch.tried(backend.name, self._model_of(backend.name), effect.slot.slot, cost)
+            slot = effect.slot if effect.pinned else None
+            cost = await backend.decode_one(slot)
+            self._watch.tried(backend.name, self._model_of(backend.name), None if slot is None else slot.slot, cost)
         return report.outcome == "ok"
 
     async def save(self, backend: Backend, effect: Save) -> CopyResult | None:

@@ -59,6 +59,7 @@ class Sent:
     arrived: bool = False
     abandoned: bool = False
     over: bool = False
+    sampled: int = 0
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,11 @@ class World:
 
     def read(self, name: str) -> dict[int, SlotSeen]:
         slots = [SlotId(name, i) for i in range(FACTS[name].n_slots)]
-        return {slot.slot: SlotSeen(self.busy(slot), self.content.get(slot, 0), self.task(slot)) for slot in slots}
+        return {slot.slot: self.seen(slot) for slot in slots}
+
+    def seen(self, slot: SlotId) -> SlotSeen:
+        sampled = max((sent.sampled for sent in self.on(slot)), default=0)
+        return SlotSeen(self.busy(slot), self.content.get(slot, 0), self.task(slot), sampled)
 
     def task(self, slot: SlotId) -> int | None:
         """Not every server shows it."""
@@ -303,8 +308,10 @@ class World:
             self.check_pin(grant.slot, grant)
         if FACTS[grant.upstream].capabilities.pin:
             assert not self._choosing(grant.upstream), "S2: granted while the server chooses a slot"
-            copying = self.is_uncopied(grant.upstream) and grant.slot is not None
-            assert not copying, "S2: pinned while copies between slots are to come"
+            assert not self.is_uncopied(grant.upstream), "S2: granted while copies between slots are to come"
+            mine = [s for s in self.sent if s.upstream == grant.upstream and not s.abandoned]
+            several = [s for s in mine if s.need > 1 and s.sampled < 2]
+            assert grant.slot or not several, f"S2: unpinned while {several} may leave copies to be made"
             coming = [s for s in self.sent if s.upstream == grant.upstream and s.pin is not None and not s.arrived]
             assert grant.slot or not coming, f"S2: unpinned while {coming} could find its slot taken"
         pin = None if grant.slot is None else grant.slot.slot
@@ -313,18 +320,21 @@ class World:
 
     def _choosing(self, name: str) -> bool:
         """Whether an unpinned request of ours may still take any idle slot."""
-        mine = [s for s in self.sent if s.upstream == name and s.ticket and not s.abandoned]
+        mine = [s for s in self.sent if s.upstream == name and not s.abandoned]
         return any(s.pin is None and not s.arrived for s in mine)
 
     def _ordered(self, effect: Warm | Save | Restore | Decode) -> None:
-        slot = effect.slot
+        slot, pinned = effect.slot, not isinstance(effect, Decode) or effect.pinned
         assert slot.upstream in self.up
-        self.check_pin(slot, effect)
+        if pinned:
+            self.check_pin(slot, effect)
         assert not self._choosing(slot.upstream), "S2: ordered while the server chooses a slot"
         if isinstance(effect, Decode):
             several = [s for s in self.sent if s.need > 1 and s.upstream == slot.upstream and s.arrived]
             assert not [s for s in several if s.abandoned and not s.over], "S2: decoded while a copy is still to come"
-            return self._send(effect)
+            coming = [s for s in self.sent if s.upstream == slot.upstream and s.pin is not None and not s.arrived]
+            assert pinned or not coming, f"S2: decoded in any slot while {coming} could find its slot taken"
+            return self._send(effect, pinned)
         assert not self.is_uncopied(slot.upstream), "S2: ordered while copies between slots are to come"
         if isinstance(effect, Warm):
             assert effect.tickets
@@ -332,8 +342,8 @@ class World:
             assert not set(effect.file) & set('/\\:*?"<>|')
         return self._send(effect)
 
-    def _send(self, effect: Warm | Save | Restore | Decode) -> None:
-        self.sent.append(Sent(effect.slot.upstream, effect.slot.slot, self.now, work=effect))
+    def _send(self, effect: Warm | Save | Restore | Decode, pinned: bool = True) -> None:
+        self.sent.append(Sent(effect.slot.upstream, effect.slot.slot if pinned else None, self.now, work=effect))
 
     # views
 

@@ -23,13 +23,14 @@ NOT_YET = -1
 @dataclass(frozen=True, slots=True)
 class SlotReading:
     """One entry of a server's slot list: `n_tokens` in the slot, the number of the newest `task` in it (NO_TASK if none
-    ever ran there), and how many tokens of the prompt that runs there were `reused` (NOT_YET: to be told); None where
-    the server does not say."""
+    ever ran there), how many tokens of the prompt that runs there were `reused` (NOT_YET: to be told), and how many
+    tokens of its answer were `sampled`; None where the server does not say."""
 
     busy: bool
     n_tokens: int | None
     task: int | None = None
     reused: int | None = None
+    sampled: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +144,8 @@ class Backend(Protocol):
         """Prefill `tokens` in an idle slot, so that it holds exactly these; for as long as the caller lets it."""
         ...
 
-    async def decode_one(self, slot: SlotId) -> Usage:
-        """Have one token evaluated in an idle slot, and what the slot held given up for it."""
+    async def decode_one(self, slot: SlotId | None) -> Usage:
+        """Have one token evaluated in an idle slot, or in any, and what the slot held given up for it."""
         ...
 
     async def save(self, slot: SlotId, file: str) -> CopyResult: ...

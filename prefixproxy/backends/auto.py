@@ -78,7 +78,7 @@ class AutoUpstream:
     async def warm(self, slot: SlotId, tokens: Sequence[int]) -> WarmCost:
         return await self._found.warm(slot, tokens)
 
-    async def decode_one(self, slot: SlotId) -> Usage:
+    async def decode_one(self, slot: SlotId | None) -> Usage:
         return await self._found.decode_one(slot)
 
     async def save(self, slot: SlotId, file: str) -> CopyResult:

@@ -211,15 +211,10 @@ class LlamaServer(HttpUpstream):
             raise UpstreamFailed(f"upstream {self.name}: slot {slot.slot} holds {held} tokens, not {len(tokens)}")
         return WarmCost(len(tokens), usage_from(Api.COMPLETION, [answer]))
 
-    async def decode_one(self, slot: SlotId) -> Usage:
-        body = {
-            "prompt": [_ANY_TOKEN],
-            "id_slot": slot.slot,
-            "n_predict": 0,
-            "cache_prompt": False,
-            "response_fields": ["timings"],
-        }
-        return usage_from(Api.COMPLETION, [await self.call("POST", "/completion", body)])
+    async def decode_one(self, slot: SlotId | None) -> Usage:
+        where = {} if slot is None else {"id_slot": slot.slot}
+        body = {"prompt": [_ANY_TOKEN], "n_predict": 0, "cache_prompt": False, "response_fields": ["timings"]}
+        return usage_from(Api.COMPLETION, [await self.call("POST", "/completion", body | where)])
 
     async def save(self, slot: SlotId, file: str) -> CopyResult:
         answer = await self._slot_action(slot, "save", file)
@@ -263,7 +258,7 @@ def _reading(slot: Mapping[str, Any]) -> SlotReading:
     (server-context.cpp server_slot::to_json)."""
     busy, n_tokens = bool(slot["is_processing"]), slot.get("n_prompt_tokens")
     task = slot.get("id_task", None if busy or n_tokens is not None else NO_TASK)
-    return SlotReading(busy, n_tokens, task, _reused(slot) if busy else None)
+    return SlotReading(busy, n_tokens, task, *((_reused(slot), _sampled(slot)) if busy else ()))
 
 
 def _reused(slot: Mapping[str, Any]) -> int | None:
@@ -273,6 +268,13 @@ def _reused(slot: Mapping[str, Any]) -> int | None:
     if not isinstance(reused, int) or not isinstance(evaluated, int):
         return None
     return reused if reused or evaluated else NOT_YET
+
+
+def _sampled(slot: Mapping[str, Any]) -> int | None:
+    match slot.get("next_token"):
+        case [{"n_decoded": int(sampled)}, *_]:
+            return sampled
+    return None
 
 
 def _sum(before: Usage | None, more: Usage) -> Usage:

@@ -27,7 +27,7 @@ class SlotlessUpstream(HttpUpstream):
     async def warm(self, slot: SlotId, tokens: Sequence[int]) -> WarmCost:
         raise self._cannot("warm a slot")
 
-    async def decode_one(self, slot: SlotId) -> Usage:
+    async def decode_one(self, slot: SlotId | None) -> Usage:
         raise self._cannot("decode a token by itself")
 
     async def save(self, slot: SlotId, file: str) -> CopyResult:

@@ -3,14 +3,18 @@
 It evaluates the prompt once and copies it for the other answers, but only at the next decode, in whatever slot
 (llama_kv_cache::seq_cp between streams). If all answers ended with their first token, or their client left, that is
 still to come, and would overwrite what a restore, or the server's RAM cache, puts there meanwhile. So nothing more is
-sent to that upstream until one token was decoded in a slot that is known to be idle.
+sent to that upstream until one token was decoded: in a slot that is known to be idle, or, while others use it, in
+whichever the server takes.
+
+Who is unpinned may get their slots in the very moment they end, and what the RAM cache has for it. So while such a
+request runs (`Upstream.several`) nothing unpinned is sent to its upstream, until one of its answers has a second token.
 """
 
 from __future__ import annotations
 
 from math import inf
 
-from prefixproxy.schedule.slot import Slot, Work
+from prefixproxy.schedule.slot import NOTHING, Slot, Work
 from prefixproxy.schedule.slots import COPIES_S, Upstream
 from prefixproxy.schedule.types import Decode, Effect, Finish, Policy, Ticket
 from prefixproxy.types import SlotId, SlotState
@@ -24,18 +28,26 @@ def may_be_left(ticket: Ticket, finish: Finish) -> bool:
 
 def settle(slots: Upstream, policy: Policy, now: float) -> list[Effect]:
     """A decode where copies may be to come, once nothing of ours that has ended keeps a slot busy: in the idle slot
-    that holds least. While others use the upstream nothing is pinned there, nor restored: it waits for them to go."""
+    that holds least. While others use the upstream nothing is pinned there, so the server chooses."""
     _give_up_late(slots, now)
-    if now >= slots.copies_until or slots.unpinned_because(now):
+    if now >= slots.copies_until:
         return []
-    if slots.settling is not None or now < slots.haunted_until or slots.stale(now):
+    pinned = not slots.unpinned_because(now)
+    if slots.settling is not None or now < slots.haunted_until or (pinned and slots.stale(now)):
         return []
     idle = slots.in_state(SlotState.IDLE)
-    if not idle or slots.has(SlotState.DRAINING) or _decoding(slots):
+    if not idle or (slots.draining_first and slots.has(SlotState.DRAINING)) or _decoding(slots):
+        return []
+    if not pinned and not slots.pins_confirmed(now):
+        slots.confirm = True
         return []
     slot = min(idle, key=lambda slot: (slot.promised is not None, slot.held.tokens))
     slots.reserve(slot, Work.DECODE, None, now + policy.max_copy_s, now)
-    return [Decode(slot.id)]
+    slots.suspect(slot, None)
+    if not pinned:
+        for one in [slot, *slots.in_state(SlotState.IDLE)]:
+            slots.suspect(one, NOTHING)
+    return [Decode(slot.id, pinned)]
 
 
 def decoded(slots: Upstream, slot: SlotId, ok: bool, now: float) -> None:
@@ -46,6 +58,10 @@ def decoded(slots: Upstream, slot: SlotId, ok: bool, now: float) -> None:
         return
     if slots.copies_until <= row.since + COPIES_S:  # else more came to do while it ran
         slots.copies_until = -inf
+    if row.doubt is not None:  # it may have been another slot
+        row.started = True
+        slots.drain(row, now)
+        return
     slots.forget(row)
     if ok:
         slots.free(row, now)

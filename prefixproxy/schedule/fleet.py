@@ -202,7 +202,7 @@ def is_calm(server: Server, policy: Policy, now: float) -> bool:
         slots.up
         and slots.observed
         and not slots.facts.shared
-        and not (slots.poll_soon or slots.confirm or slots.doubted or server.roots.gatherings)
+        and not (slots.poll_soon or slots.confirm or slots.doubted or slots.several or server.roots.gatherings)
         and slots.settling is None
         and now >= max(slots.foreign_until, slots.haunted_until, slots.copies_until)
         and now >= server.lost_at + policy.reconnect_s

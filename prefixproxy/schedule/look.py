@@ -50,10 +50,23 @@ def look(
                 counted = slot.counted
                 slots.check(slot, row.n_tokens)
                 server.rewarm |= counted and not slot.counted
+    _note_decodes(server, seen, asked, running)
     for slot in _unexplained(server, strangers, asked, now, running):
         slots.foreign(slot, now, policy.foreign_quiet_s)
     if slots.pins_confirmed(now):
         slots.confirm = False
+
+
+def _note_decodes(
+    server: Server, seen: Mapping[int, SlotSeen], asked: float, running: Mapping[TicketId, Running]
+) -> None:
+    """A second token of any of several answers took a decode, so their copies are made."""
+    slots = server.slots
+    for ticket in list(slots.several):
+        theirs = [slot for slot in running[ticket].slots if asked > slot.since]
+        if any(seen[slot.id.slot].sampled > 1 for slot in theirs if slot.id.slot in seen):
+            slots.several.discard(ticket)
+            slots.touch()
 
 
 def _find(
@@ -126,7 +139,8 @@ def poll_at(slots: Upstream, policy: Policy, now: float) -> float | None:
     if not slots.up or not slots.observed:
         return None
     doubtful = slots.doubted or slots.has(SlotState.DRAINING)
-    if slots.poll_soon or slots.settling is not None or slots.confirm or doubtful:
+    wanted = slots.wanted and bool(slots.several)
+    if slots.poll_soon or slots.settling is not None or slots.confirm or doubtful or wanted:
         return slots.polled_at + policy.poll_s
     if slots.wanted and slots.stale(now) and not slots.full:
         return now if slots.polled_at <= slots.seen_at else slots.polled_at + policy.poll_s

@@ -109,6 +109,8 @@ def settle(server: Server, ticket: Ticket, need: int, now: float, likely: Slot |
     """Let the server choose `need` of its idle slots; one answer goes where most of its prompt is (`likely`)."""
     server.slots.settling = Settling(ticket.id, need, now, tenant=ticket.tenant, before=server.slots.tasks())
     server.slots.poll_soon = True
+    if need > 1:
+        server.slots.several.add(ticket.id)
     server.slots.touch()
     expected, blocks = shared(ticket, server, likely.held) if likely is not None else (0, 0)
     truncated = likely is not None and blocks < len(likely.held.chain.hashes)
@@ -136,8 +138,9 @@ def end(running: Running, finish: Finish, now: float) -> None:
             slots.drain(slot, now)
     if settling is not None:
         _end_unseen(running, settling, finish, now)
+    slots.several.discard(running.ticket.id)
     if slots.observed and copies.may_be_left(running.ticket, finish):
-        slots.expect_copies(now)
+        slots.expect_copies(now, draining_first=not finish.confirmed_idle)
 
 
 def _end_unseen(running: Running, settling: Settling, finish: Finish, now: float) -> None:

@@ -348,6 +348,9 @@ class Scheduler:
         foreign = slots.unpinned_because(now)
         pinned = ticket.pinnable and not foreign
         if slots.observed and not pinned:
+            if slots.several:
+                waiting.hold = HoldReason.SETTLING
+                return []
             if not slots.pins_confirmed(now):
                 slots.confirm = True
                 slots.stir()
@@ -369,6 +372,9 @@ class Scheduler:
     def _spread(self, place: Placement, waiting: Waiting, where: Spread, now: float) -> list[Effect]:
         """Several sequences at once: the server takes the idle slots with the lowest numbers, clearing them."""
         server, ticket = where.server, waiting.ticket
+        if server.slots.several:
+            waiting.hold = HoldReason.SETTLING
+            return []
         if server.slots.observed:
             running = settle(server, ticket, where.need, now)
         else:

@@ -64,11 +64,12 @@ class Upstream:
 
     `evicted`: something was overwritten since it came up, so a prefix that is in no slot may be in the server's own RAM
     cache. `haunted_until`: an unpinned request we gave up may still be on its way to any slot. `copies_until`: copies
-    between slots may still be to come (`copies`). `trying`: the running request that shows whether slots can forget a
-    tail. `confirm`: an unpinned request waits until our pins were seen to
-    have started. `foreign_at`: when a foreign request was seen last. `looked_at`: when the newest look that was heeded
-    was asked for, `seen_at`: when its answer came; `polled_at`: when we asked for one. `wanted`: tickets wait.
-    `version` grows with every change that may matter to who waits.
+    between slots may still be to come (`copies`), `draining_first` behind a request that may run on; `several`: those
+    that may leave some when they end. `trying`: the running request that shows whether slots can forget a tail.
+    `confirm`: an unpinned request waits until our pins were seen to have started. `foreign_at`: when a foreign request
+    was seen last. `looked_at`: when the newest look that was heeded was asked for, `seen_at`: when its answer came;
+    `polled_at`: when we asked for one. `wanted`: tickets wait. `version` grows with every change that may matter to who
+    waits.
     """
 
     facts: UpstreamFacts
@@ -86,6 +87,8 @@ class Upstream:
     confirm: bool = False
     haunted_until: float = -inf
     copies_until: float = -inf
+    draining_first: bool = False
+    several: set[TicketId] = field(default_factory=set)
     looked_at: float = -inf
     seen_at: float = -inf
     wanted: bool = False
@@ -164,6 +167,7 @@ class Upstream:
         for rows in self._by_state.values():
             rows.clear()
         self.doubted.clear()
+        self.several.clear()
         self.slots, self.counts = [], PrefixCounts()
 
     def slot(self, slot: SlotId) -> Slot | None:
@@ -277,8 +281,6 @@ class Upstream:
 
     def foreign(self, slot: Slot, now: float, quiet_s: float) -> None:
         self.foreign_until, self.foreign_at = now + quiet_s, now
-        if now < self.copies_until:
-            self.expect_copies(self.foreign_until)
         if slot.state is not SlotState.FOREIGN:
             self.forget(slot)
             self.census.promise(slot, None)
@@ -358,10 +360,11 @@ class Upstream:
         """Whether the server may be about to put an unpinned request of ours into any idle slot, or a copy."""
         if self.settling is not None or now < self.haunted_until:
             return True
-        return now < self.copies_until and not self.unpinned_because(now)
+        return now < self.copies_until or (bool(self.several) and bool(self.unpinned_because(now)))
 
-    def expect_copies(self, now: float) -> None:
+    def expect_copies(self, now: float, draining_first: bool) -> None:
         """From `now` on nothing is sent here before one token was decoded, or all this time has passed."""
+        self.draining_first = draining_first or (self.draining_first and now < self.copies_until)
         self.copies_until, self.poll_soon = now + COPIES_S, True
         self.touch()
 

@@ -171,11 +171,13 @@ class Finish:
 @dataclass(frozen=True, slots=True)
 class SlotSeen:
     """One slot as `GET /slots` shows it. `n_tokens`: what it holds, valid while it is idle. `task`: the number of the
-    newest request in it, which stays when that has ended; None where the server does not say."""
+    newest request in it, which stays when that has ended; None where the server does not say. `sampled`: tokens of the
+    answer that runs there, 0 if that is not known."""
 
     busy: bool
     n_tokens: int | None = None
     task: int | None = None
+    sampled: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,9 +240,10 @@ class Restore:
 
 @dataclass(frozen=True, slots=True)
 class Decode:
-    """Have one token evaluated in this slot, whatever it holds. Answer: `decoded`."""
+    """Have one token evaluated in this slot, whatever it holds; or, if not `pinned`, in any. Answer: `decoded`."""
 
     slot: SlotId
+    pinned: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -264,12 +264,12 @@ class Simulation:
 
     def _decode(self, decode: Decode) -> None:
         server = self.servers[decode.slot.upstream]
-        taken = server.take(decode.slot.slot, ANY_TOKEN, self.now, "decode")
+        taken = server.take(decode.slot.slot if decode.pinned else None, ANY_TOKEN, self.now, "decode")
         if taken is not None:
-            self.at(taken.ready, self._decoded, decode, server)
+            self.at(taken.ready, self._decoded, decode, server, taken.slot)
 
-    def _decoded(self, decode: Decode, server: VirtualServer) -> None:
-        server.release(decode.slot.slot, self.now)
+    def _decoded(self, decode: Decode, server: VirtualServer, slot: int) -> None:
+        server.release(slot, self.now)
         self.apply(self.scheduler.decoded(decode.slot, True, self.now))
 
     def _look(self, server: VirtualServer) -> None:

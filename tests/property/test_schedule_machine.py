@@ -176,6 +176,7 @@ class Machine(RuleBasedStateMachine):
     def first_token(self, data: st.DataObject, headers_only: bool) -> None:
         sent = data.draw(st.sampled_from(self.those(arrived=True, work=False)))
         assert sent.ticket is not None
+        sent.sampled += not headers_only
         event = self.w.s.started if headers_only else self.w.s.first_token
         self.w.do(event(sent.ticket, self.w.now))
 
@@ -433,7 +434,11 @@ def frees_what_others_wait_for(patch: pytest.MonkeyPatch) -> None:
 
 
 def leaves_copies_to_be_made(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Upstream, "expect_copies", lambda slots, now: None)
+    patch.setattr(Upstream, "expect_copies", lambda slots, now, draining_first: None)
+
+
+def sends_unpinned_beside_several_answers(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Upstream, "several", property(lambda slots: set(), lambda slots, tickets: None))
 
 
 def reserves_nothing(patch: pytest.MonkeyPatch) -> None:
@@ -497,6 +502,7 @@ LATER_CAUGHT: list[Plant] = [
     trusts_the_first_idle_look,
     frees_what_others_wait_for,
     leaves_copies_to_be_made,
+    sends_unpinned_beside_several_answers,
     reserves_nothing,
     waits_for_ever,
     saves_over_a_snapshot,

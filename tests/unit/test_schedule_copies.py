@@ -1,5 +1,5 @@
 """Behind several answers of one token llama-server has copies between slots to make: one token is decoded first, in a
-slot that is known to be idle."""
+slot that is known to be idle. While they run nothing goes there that the server might put into their slots."""
 
 from __future__ import annotations
 
@@ -34,8 +34,9 @@ def lane(name: str, n_seqs: int = 1) -> Ticket:
     return replace(ticket, id=TicketId(name), n_seqs=n_seqs)
 
 
-def looked(s: Scheduler, now: float, busy: Sequence[int] = (), n_slots: int = 2) -> list[Effect]:
-    return s.slots_seen("u", {i: SlotSeen(i in busy, 0) for i in range(n_slots)}, now, now)
+def looked(s: Scheduler, now: float, busy: Sequence[int] = (), n_slots: int = 2, sampled: int = 0) -> list[Effect]:
+    seen = {i: SlotSeen(i in busy, 0, sampled=sampled if i in busy else 0) for i in range(n_slots)}
+    return s.slots_seen("u", seen, now, now)
 
 
 def several_answers(n_slots: int = 2, *, shared: bool = False) -> Scheduler:
@@ -91,16 +92,49 @@ def test_a_slot_that_a_stranger_waited_for_is_seen_idle_first() -> None:
     assert decodes(looked(s, 1.1)) == [Decode(SlotId("u", 0))]
 
 
-def test_while_others_use_the_upstream_nothing_is_pinned_there() -> None:
+def test_while_others_use_the_upstream_it_is_decoded_where_the_server_likes() -> None:
+    """Nothing may be pinned there, and what the server's RAM cache has for the next one would be overwritten."""
     s = several_answers(shared=True)
-    s.finished(A, ONE_EACH, 1.0)
-    assert decodes(looked(s, 1.1, busy=[1])) == []
-    assert decodes(looked(s, 2.0)) == []
-    assert [(e.ticket_id, e.slot) for e in s.submit([lane("b")], 2.1) if isinstance(e, Grant)] == [(B, None)]
-    looked(s, 2.2, busy=[0])
-    s.finished(B, TWO_EACH, 3.0)
-    assert decodes(looked(s, 3.1)) == []
-    assert decodes(looked(s, 11.2)) == [Decode(SlotId("u", 0))], "before the first pin after they went"
+    s.submit([lane("b")], 0.2)
+    assert decodes(s.finished(A, ONE_EACH, 1.0)) == []
+    effects = looked(s, 1.1, busy=[1])
+    assert (decodes(effects), granted(effects)) == ([Decode(SlotId("u", 0), pinned=False)], [])
+    effects = s.decoded(SlotId("u", 0), True, 1.2)
+    assert granted(effects or looked(s, 1.3, busy=[1])) == [B]
+
+
+def test_a_decode_anywhere_leaves_no_belief_unchecked() -> None:
+    s = several_answers(n_slots=4, shared=True)
+    s.submit([lane("b")], 0.2)
+    s.started(B, 0.3)
+    s.finished(B, TWO_EACH, 0.8)
+    seen = {0: SlotSeen(True), 1: SlotSeen(True), 2: SlotSeen(False, 103), 3: SlotSeen(True)}
+    s.slots_seen("u", seen, 0.9, 0.9)
+    assert s.snapshot(0.9).slots[2].tokens == 103
+    assert decodes(s.finished(A, ONE_EACH, 1.0)) == [Decode(SlotId("u", 2), pinned=False)]
+    s.decoded(SlotId("u", 2), True, 1.2)
+    s.slots_seen("u", {i: SlotSeen(False, 1 if i == 2 else 0) for i in range(4)}, 1.3, 1.3)
+    assert s.snapshot(1.3).slots[2].tokens == 0, "it was decoded there"
+
+
+def test_nothing_unpinned_is_sent_beside_answers_that_may_all_end_with_their_first_token() -> None:
+    """It could get one of their slots in the moment they end, and what the RAM cache has for it."""
+    s = several_answers(n_slots=4)
+    unpinned = replace(lane("b"), pinnable=False)
+    assert granted(s.submit([unpinned], 0.2)) == []
+    assert granted(s.submit([lane("c", n_seqs=2)], 0.3)) == []
+    assert why(s, 0.3) == [HoldReason.SETTLING, HoldReason.SETTLING]
+    assert granted(s.submit([lane("d")], 0.4)) == [TicketId("d")], "a pin hits none of theirs"
+    s.started(TicketId("d"), 0.5)
+    assert granted(looked(s, 0.6, busy=[0, 1, 2], n_slots=4, sampled=1)) == []
+    assert granted(looked(s, 0.7, busy=[0, 1, 2], n_slots=4, sampled=2)) == [B]
+
+
+def test_while_others_use_the_upstream_nothing_at_all_is() -> None:
+    s = several_answers(n_slots=4, shared=True)
+    looked(s, 0.1, busy=[0, 1, 3], n_slots=4)
+    assert granted(s.submit([lane("b")], 0.2)) == []
+    assert granted(looked(s, 0.3, busy=[0, 1, 3], n_slots=4, sampled=2)) == [B]
 
 
 def test_it_takes_the_slot_that_holds_least() -> None:
@@ -132,6 +166,7 @@ def test_more_copies_to_come_while_it_is_decoded_take_another() -> None:
     for name, busy, now in (("a", [0, 1], 0.0), ("b", [0, 1, 2, 3], 0.2)):
         s.submit([lane(name, n_seqs=2)], now)
         looked(s, now + 0.1, busy=busy, n_slots=4)
+        looked(s, now + 0.15, busy=busy, n_slots=4, sampled=2)
     assert decodes(s.finished(A, ONE_EACH, 1.0)) == [Decode(SlotId("u", 0))]
     assert decodes(s.finished(B, ONE_EACH, 1.1)) == []
     assert len(decodes(s.decoded(SlotId("u", 0), True, 1.2))) == 1
