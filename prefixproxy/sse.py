@@ -175,7 +175,8 @@ class StreamTail:
         last = self.last_events(_LAST_FEW)
         if self.total_bytes > self._limit and len(last) < _LAST_FEW and last[:1] and last[0].endswith(b"}"):
             return True
-        return any(data == _DONE or is_end(api, _object(data) or {"stop": False}) for data in last)
+        values = [_object(data) for data in last if data != _DONE]
+        return _DONE in last or any(value is not None and is_end(api, value) for value in values)
 
     def last_objects(self, count: int = _LAST_FEW) -> list[dict[str, Any]]:
         """The JSON objects of the first event and of the last `count`, in the order they came; the first may be there

@@ -99,6 +99,7 @@ BODIES: dict[str, tuple[str, Json]] = {
     "completion": ("/completion", {"prompt": "Once upon"}),
     "completion with probabilities": ("/completion", {"prompt": "Once upon", "n_probs": 2, "return_tokens": True}),
     "completion of chosen fields": ("/completion", {"prompt": "Once", "response_fields": ["content", "stop_type"]}),
+    "completion of no field": ("/completion", {"prompt": "Once", "response_fields": ["no such one"]}),
     "completion without a prompt": ("/completion", {}),
     "infill": ("/infill", {"input_prefix": "def add(a, b):\n    ", "input_suffix": "\n", "prompt": ""}),
     "infill with files": (

@@ -275,6 +275,8 @@ USAGE = {"choices": [], "usage": {"prompt_tokens": 1}}
         (Api.COMPLETION, sse({"content": "", "prompt_progress": PROGRESS}), False),
         (Api.COMPLETION, sse({"content": "a", "stop": False}, {"content": "", "stop": True}), True),
         (Api.COMPLETION, sse({"content": "a", "stop": False}, {"model": "only what response_fields asked for"}), True),
+        (Api.COMPLETION, sse({"content": "a", "stop": False}, {}), True),
+        (Api.COMPLETION, sse({"content": "a", "stop": False}) + b"data: null\n\n", False),
         (Api.COMPLETION, sse({"content": "a", "stop": False}, {"error": {"code": 500}}), False),
         (Api.RESPONSES, sse({"type": "response.output_text.delta"}), False),
         (Api.RESPONSES, sse({"type": "response.completed"}), True),
