@@ -37,13 +37,18 @@ def returned(prompt: Prompt) -> tuple[Edit, ...]:
     edits = []
     for i, message in enumerate(prompt.data["messages"]):
         content = message.get("content") if isinstance(message, dict) and message.get("role") == "assistant" else None
-        if isinstance(content, list) and len(content) > 1 and _is_empty_text(content[0]):
+        if isinstance(content, list) and content and _is_empty_text(content[0]) and any(map(_is_said, content[1:])):
             edits.append(Remove(("messages", i, "content", 0)))
     return tuple(edits)
 
 
 def _is_empty_text(block: Any) -> bool:
     return isinstance(block, dict) and block.get("type") == "text" and block.get("text") == ""
+
+
+def _is_said(block: Any) -> bool:
+    """Whether a turn with this block alone is still a turn."""
+    return isinstance(block, dict) and block.get("type") in ("text", "thinking", "tool_use")
 
 
 class _Events(Protocol):

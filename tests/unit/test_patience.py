@@ -119,6 +119,7 @@ def test_cutting_the_stream_changes_nothing(size: int) -> None:
         ([EMPTY, TOOL], [TOOL]),
         ([EMPTY, {"type": "thinking", "thinking": "Hm"}, TOOL], [{"type": "thinking", "thinking": "Hm"}, TOOL]),
         ([EMPTY], [EMPTY]),
+        ([EMPTY, {"type": "unheard"}], [EMPTY, {"type": "unheard"}]),
         ([TOOL, EMPTY], [TOOL, EMPTY]),
         ("", ""),
         ("Hi", "Hi"),
