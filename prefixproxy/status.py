@@ -252,9 +252,13 @@ class Status:
         for _ in self._parts.planner.read_ahead(API_OF_PATH[path], parsed):
             await asyncio.sleep(0)
         plan = self._parts.planner.explain(API_OF_PATH[path], parsed, self._parts.clock())
-        sent, told = plan.rendered(), _json_bytes(explanation(plan, self._parts.dispatcher))
+        sent, told = plan.rendered(), {**explanation(plan, self._parts.dispatcher), "path": path}
+        found = self._parts.dispatcher.fleet.serving(str(plan.body.data.get("model") or ""), path)
+        if found:
+            backend = min(found, key=lambda each: each[1].rank)[0]
+            told["path"], sent = backend.shown(API_OF_PATH[path], path, parsed.data, plan.rendered)
         # in the bytes that would be sent: read and written again, numbers would come out in another spelling
-        return _answer(b'{"body":' + sent + b"," + told.removeprefix(b"{"))
+        return _answer(b'{"body":' + sent + b"," + _json_bytes(told).removeprefix(b"{"))
 
     async def admission(self, request: Request) -> Response:
         if request.method == "PATCH":

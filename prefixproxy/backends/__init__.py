@@ -6,7 +6,7 @@ Only adapters know wire names and the HTTP client. They raise `errors.UpstreamUn
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,6 +14,8 @@ from prefixproxy.prompt import Edit
 from prefixproxy.types import Api, SlotId, UpstreamFacts, Usage
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
+Rendered = Callable[[Sequence[Edit]], bytes]
+"""A planned body's bytes, with these edits too."""
 NO_TASK = -1
 """The number of the newest task in a slot that never had one."""
 NOT_YET = -1
@@ -154,6 +156,11 @@ class Backend(Protocol):
 
     def control(self, api: Api, body: Mapping[str, Any]) -> Sequence[Edit]:
         """What to change in the client's body for this kind of server, beside what the plan changes."""
+        ...
+
+    def shown(self, api: Api, path: str, body: Mapping[str, Any], rendered: Rendered) -> tuple[str, bytes]:
+        """The path and the bytes that this kind of server would get for the client's body, of which `rendered` makes
+        what was planned; nothing is noted."""
         ...
 
     def forwards(self, model: str) -> bool:

@@ -11,6 +11,7 @@ from prefixproxy.backends import (
     CopyResult,
     RawHeaders,
     Reading,
+    Rendered,
     SlotReading,
     UpstreamResponse,
     WarmCost,
@@ -89,6 +90,9 @@ class AutoUpstream:
 
     def control(self, api: Api, body: Mapping[str, Any]) -> Sequence[Edit]:
         return self._found.control(api, body)
+
+    def shown(self, api: Api, path: str, body: Mapping[str, Any], rendered: Rendered) -> tuple[str, bytes]:
+        return self._found.shown(api, path, body, rendered)
 
     def forwards(self, model: str) -> bool:
         return self._found.forwards(model)

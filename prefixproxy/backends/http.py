@@ -23,7 +23,7 @@ import orjson
 from multidict import CIMultiDict
 from yarl import URL
 
-from prefixproxy.backends import Answer, Counted, RawHeaders, Reading, UpstreamResponse
+from prefixproxy.backends import Answer, Counted, RawHeaders, Reading, Rendered, UpstreamResponse
 from prefixproxy.errors import BadRequest, UpstreamFailed, UpstreamLoading, UpstreamUnavailable
 from prefixproxy.prompt import Edit
 from prefixproxy.types import Api
@@ -218,6 +218,9 @@ class HttpUpstream:
         response = await self._send(True, method, target, headers, payload, CALL_TIMEOUT_S)
         await response.close()
         return response.status
+
+    def shown(self, api: Api, path: str, body: Mapping[str, Any], rendered: Rendered) -> tuple[str, bytes]:
+        return path, rendered(self.control(api, body))
 
     def control(self, api: Api, body: Mapping[str, Any]) -> Sequence[Edit]:
         return ()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import asdict, dataclass
 from secrets import token_hex
 from typing import Any
@@ -16,7 +17,7 @@ from urllib.parse import urlsplit
 
 import orjson
 
-from prefixproxy.backends import Answer, RawHeaders, Reading
+from prefixproxy.backends import Answer, RawHeaders, Reading, Rendered
 from prefixproxy.backends.http import HttpResponse
 from prefixproxy.backends.ollama_counts import Counts, Version, n_ctx_of, version_of
 from prefixproxy.backends.ollama_local import slots_of_children
@@ -149,19 +150,15 @@ class Ollama(SlotlessUpstream):
     def _native(self, method: str, target: str, raw: bytes) -> Native | None:
         """The native request in place of one on `/v1`; None where it goes out as it is."""
         path = target.partition("?")[0]
-        if method != "POST" or path not in _WITHOUT_OPTIONS or not self._options.any_context:
+        wanted = self._context_of(self._options, path, raw) if method == "POST" else None
+        if wanted is None:
             return None
-        model = _tagged(str(_object_in(raw).get("model") or ""))
-        running = self._running.get(model)
-        num_ctx = self._options.context(model, running.n_ctx if running else None)
-        if num_ctx is None or self.forwards(model):
-            return None
-        known = path == target and path in NATIVE_PATHS and (self._counts.version or (0,)) >= SAME_HANDLER_SINCE
-        native = native_of(path, raw, num_ctx) if known else None
+        native = self._native_with(target, raw, wanted[1])
         if native is not None:
             self._sent_natively += 1
             return native
         self._sent_without_context += 1
+        model, num_ctx = wanted
         if (model, path) not in self._told_without and len(self._told_without) < MAX_TOLD:
             self._told_without.add((model, path))
             log.warning(
@@ -173,10 +170,33 @@ class Ollama(SlotlessUpstream):
             )
         return None
 
+    def _context_of(self, options: LargestOptions, path: str, raw: bytes) -> tuple[str, int] | None:
+        """The model and the context that a request should carry on a path that cannot; None where there is none."""
+        if path not in _WITHOUT_OPTIONS or not options.any_context:
+            return None
+        model = _tagged(str(_object_in(raw).get("model") or ""))
+        running = self._running.get(model)
+        num_ctx = options.context(model, running.n_ctx if running else None)
+        return None if num_ctx is None or self.forwards(model) else (model, num_ctx)
+
+    def _native_with(self, target: str, raw: bytes, num_ctx: int) -> Native | None:
+        known = target in NATIVE_PATHS and (self._counts.version or (0,)) >= SAME_HANDLER_SINCE
+        return native_of(target, raw, num_ctx) if known else None
+
+    def shown(self, api: Api, path: str, body: Mapping[str, Any], rendered: Rendered) -> tuple[str, bytes]:
+        options = deepcopy(self._options)
+        sent = rendered(self._edits(options, api, body))
+        wanted = self._context_of(options, path, sent)
+        native = self._native_with(path, sent, wanted[1]) if wanted else None
+        return (native.path, native.payload) if native else (path, sent)
+
     def control(self, api: Api, body: Mapping[str, Any]) -> Sequence[Edit]:
+        return self._edits(self._options, api, body)
+
+    def _edits(self, options: LargestOptions, api: Api, body: Mapping[str, Any]) -> Sequence[Edit]:
         running = self._running_as(body)
         model = running.name if running else _tagged(str(body.get("model") or ""))
-        return self._options.edits(api, body, model, running.n_ctx if running else None)
+        return options.edits(api, body, model, running.n_ctx if running else None)
 
     def forwards(self, model: str) -> bool:
         return model.endswith(_CLOUD)

@@ -203,3 +203,29 @@ async def test_a_stream_that_ends_early_is_told() -> None:
         assert b'"upstream_error"' in answer.content
         assert b"[DONE]" not in answer.content
         assert newest(running).outcome is Outcome.UPSTREAM_ERROR
+
+
+async def explained(running: RunningProxy, path: str, body: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    answer = await ask(running.url, "/prefixproxy/explain", {"path": path, "body": body})
+    assert answer.status_code == 200
+    return answer.json()["path"], answer.json()["body"]
+
+
+async def test_explain_shows_what_ollama_gets_and_notes_nothing() -> None:
+    ollama = ScriptedOllama()
+    async with before(ollama, "num_ctx") as running:
+        wanting = chat(stream=False, options={"num_ctx": N_CTX * 2})
+        assert await explained(running, CHAT, chat()) == (CHAT, chat())
+        assert await explained(running, "/api/chat", wanting) == ("/api/chat", wanting)
+        assert await explained(running, CHAT, chat()) == (CHAT, chat()), "nobody has asked for a context yet"
+        await somebody_asks_for(running.url, N_CTX * 2)
+        shown = await explained(running, CHAT, chat(max_tokens=5))
+        assert await explained(running, "/v1/responses", {"model": "tiny", "input": "Hi"}) == (
+            "/v1/responses",
+            {"model": "tiny", "input": "Hi"},
+        )
+        assert (await reported(running))["sent_natively"] == 0
+        assert (await reported(running))["sent_without_context"] == 0
+        await ask(running.url, CHAT, chat(max_tokens=5))
+    assert shown == ("/api/chat", ollama.requests[-1].json())
+    assert shown[1]["options"]["num_ctx"] == N_CTX * 2
