@@ -82,8 +82,9 @@ class EngineFacts:
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """Delays double from `first_delay_s` up to `longest_delay_s`. A child that lived for less than `quick_s` failed
-    quickly; `quick_failures` of them in a row end it, anything longer starts the count anew."""
+    """A child that lived for `quick_s` is followed by another at once: it could be started, and requests wait for it.
+    One that failed sooner is waited for, `first_delay_s` and then twice as long each time up to `longest_delay_s`, and
+    `quick_failures` of them in a row end it."""
 
     first_delay_s: float = 0.5
     longest_delay_s: float = 30.0
@@ -94,7 +95,7 @@ class RestartPolicy:
         """Seconds to wait after this many quick failures in a row (0: the child had lived long); None: give up."""
         if failures >= self.quick_failures:
             return None
-        return min(self.longest_delay_s, self.first_delay_s * 2.0 ** max(0, failures - 1))
+        return min(self.longest_delay_s, self.first_delay_s * 2.0 ** (failures - 1)) if failures else 0.0
 
 
 @dataclass(frozen=True, slots=True)

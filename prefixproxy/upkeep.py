@@ -1,8 +1,8 @@
 """Keeps each upstream's state true: probes it until it answers, looks at its slots, notices when it is gone.
 
-Down upstreams are probed with a growing pause. Live ones are looked at every few seconds: their slots while there was
-traffic lately (foreign requests and emptied slots show there), else only their health, so that a server that sleeps
-when idle may go on sleeping (GET /slots wakes it, server-queue.cpp).
+Down upstreams are probed with a growing pause, which stays short while they load. Live ones are looked at every few
+seconds: their slots while there was traffic lately (foreign requests and emptied slots show there), else only their
+health, so that a server that sleeps when idle may go on sleeping (GET /slots wakes it, server-queue.cpp).
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from prefixproxy.types import Capabilities, UpstreamFacts
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
+LOADING_PAUSE_S = 0.5
+"""The longest while it says that it is loading: that ends by itself, with requests waiting for it."""
 LOOK_EVERY_S = 3.0
 TRAFFIC_MEMORY_S = 60.0
 LOADING_GRACE_S = 10.0
@@ -210,9 +212,11 @@ class Upkeep:
         self.state.warning = short
 
     async def _still_down(self, failure: ProxyError) -> None:
-        self._is_down(failure.message, loading=isinstance(failure, UpstreamLoading))
-        await self._wait(self.state.probe_now, self.state.pause_s)
-        self.state.pause_s = min(LONGEST_PAUSE_S, self.state.pause_s * 1.5)
+        loading = isinstance(failure, UpstreamLoading)
+        self._is_down(failure.message, loading=loading)
+        longest = LOADING_PAUSE_S if loading else LONGEST_PAUSE_S
+        await self._wait(self.state.probe_now, min(longest, self.state.pause_s))
+        self.state.pause_s = min(longest, self.state.pause_s * 1.5)
 
     def _is_down(self, why: str, *, loading: bool) -> None:
         self.state.failure = why

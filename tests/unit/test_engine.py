@@ -70,9 +70,9 @@ def test_default_model_is_the_gguf_in_the_wheel(monkeypatch: pytest.MonkeyPatch,
     assert default_model() == tmp_path / "small.gguf"
 
 
-def test_restart_delays_double_up_to_the_longest_and_end() -> None:
+def test_after_a_long_life_there_is_no_delay_else_delays_double_up_to_the_longest_and_end() -> None:
     policy = RestartPolicy(first_delay_s=1.0, longest_delay_s=5.0, quick_failures=6)
-    assert [policy.delay_after(n) for n in range(7)] == [1.0, 1.0, 2.0, 4.0, 5.0, 5.0, None]
+    assert [policy.delay_after(n) for n in range(7)] == [0.0, 1.0, 2.0, 4.0, 5.0, 5.0, None]
 
 
 def test_a_reserved_port_cannot_be_taken_by_another(monkeypatch: pytest.MonkeyPatch) -> None:

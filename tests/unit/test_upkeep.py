@@ -14,7 +14,15 @@ import pytest
 from prefixproxy.backends import Backend, SlotReading
 from prefixproxy.errors import UpstreamFailed, UpstreamLoading, UpstreamUnavailable
 from prefixproxy.types import Capabilities, UpstreamFacts
-from prefixproxy.upkeep import Health, Listener, Upkeep, UpstreamState
+from prefixproxy.upkeep import (
+    FIRST_PAUSE_S,
+    LOADING_PAUSE_S,
+    LONGEST_PAUSE_S,
+    Health,
+    Listener,
+    Upkeep,
+    UpstreamState,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -130,6 +138,26 @@ async def test_a_loading_upstream_is_told_from_one_that_is_not_there() -> None:
         await until(lambda: keeper.state.health is Health.UP)
     assert heard.events[-1] == "up"
     assert "lost" not in heard.events
+
+
+async def test_a_server_that_loads_is_asked_often_however_long_it_was_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[tuple[str, float]] = []
+    backend = Scripted()
+    backend.probe_fails = UpstreamUnavailable("nobody there")
+
+    async def wait(keeper: Upkeep, event: asyncio.Event, seconds: float) -> None:
+        waited.append((type(backend.probe_fails).__name__, seconds))
+        await asyncio.sleep(0)
+        if len(waited) == 20:
+            backend.probe_fails = UpstreamLoading("Loading model")
+
+    monkeypatch.setattr(Upkeep, "_wait", wait)
+    async with kept(backend, Heard()):
+        await until(lambda: len(waited) >= 40)
+    gone = [seconds for why, seconds in waited[:40] if why == "UpstreamUnavailable"]
+    loading = {seconds for why, seconds in waited[:40] if why == "UpstreamLoading"}
+    assert (gone[0], gone[-1]) == (FIRST_PAUSE_S, LONGEST_PAUSE_S)
+    assert loading == {LOADING_PAUSE_S}
 
 
 async def test_a_look_that_fails_loses_the_upstream_until_a_probe_succeeds() -> None:
