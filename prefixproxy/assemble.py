@@ -100,7 +100,9 @@ def _json_edits(api: Api, body: Mapping[str, Any]) -> tuple[Edit, ...]:
     """
     if api is Api.MESSAGES:
         return (SetKey((), "stream", True),)  # it drops all else
-    edits: list[Edit] = [SetKey((), "stream", True), SetKey((), "return_progress", True)]
+    edits: list[Edit] = [SetKey((), "stream", True)]
+    if not _tells_text_early(api, body):
+        edits.append(SetKey((), "return_progress", True))
     if api is Api.CHAT:
         edits.append(SetKey((), "stream_options", {**(body.get("stream_options") or {}), "include_usage": True}))
     if api not in _NATIVE and api not in _TYPED:
@@ -117,7 +119,15 @@ def _progress_edits(api: Api, body: Mapping[str, Any]) -> tuple[Edit, ...]:
     asked = body.get("return_progress")
     if api not in PINNABLE or asked not in (None, False) or not _one_answer(api, body) or body.get("echo"):
         return ()
+    if _tells_text_early(api, body):
+        return ()
     return (SetKey((), "return_progress", True),)
+
+
+def _tells_text_early(api: Api, body: Mapping[str, Any]) -> bool:
+    """Whether the first progress may bring the beginning of the answer: where a template opens the thought and that
+    stays in the text, the parsed message is not empty before the first token (server-task.cpp, update_chat_msg)."""
+    return api in (Api.CHAT, Api.RESPONSES) and body.get("reasoning_format") in ("none", "deepseek-legacy")
 
 
 class _Parts(Protocol):
@@ -275,8 +285,7 @@ class _Chat:
         self._last: dict[str, Any] = {}
 
     def add(self, event: dict[str, Any]) -> None:
-        if "prompt_progress" in event:
-            return
+        # Progress may bring text: what the template opened the answer with, where reasoning stays in it.
         self._last = event
         choice = _choice(event)
         if choice is None:

@@ -83,6 +83,11 @@ BODIES: dict[str, tuple[str, Json]] = {
     "chat with tools": ("/v1/chat/completions", {"messages": CALLED, "tools": [TOOL]}),
     "chat that calls": ("/v1/chat/completions", {"tools": [TOOL], "max_tokens": 60, "temperature": 3.0, **FORCED}),
     "chat that thinks": ("/v1/chat/completions", THOUGHT),
+    "chat that leaves its thought in the text": (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": ALOUD}], "reasoning_format": "none"},
+    ),
+    "responses that leave their thought in the text": ("/v1/responses", {"input": ALOUD, "reasoning_format": "none"}),
     "chat with logprobs": ("/v1/chat/completions", {"logprobs": True, "top_logprobs": 3}),
     "chat of two answers": ("/v1/chat/completions", {"n": 2, "id_slot": None}),
     "chat with a schema": (
@@ -196,6 +201,7 @@ def test_what_was_compared_called_thought_and_failed(thinker: RunningEngine) -> 
     assert '"function_call"' in text("responses that call", stream=False)
     assert '"reasoning_content"' in text("chat that thinks", stream=True)
     assert "reasoning" in text("responses that think", stream=True)
+    assert '"content":"<think>' in text("chat that leaves its thought in the text", stream=False)
     assert '"thinking_delta"' in text("messages of thought", stream=True)
     assert '"thinking"' in text("messages of thought and tools", stream=False)
     assert '"logprobs"' in text("chat with logprobs", stream=True)

@@ -85,6 +85,14 @@ def test_reasoning_comes_beside_the_content() -> None:
     assert message == {"role": "assistant", "content": "so", "reasoning_content": "I think"}
 
 
+def test_text_that_came_with_the_progress_is_kept() -> None:
+    """What a template opened the answer with, where reasoning stays in the text."""
+    early = delta(content="<think>\n") | {"prompt_progress": {"total": 1, "cache": 0, "processed": 0}}
+    answer, exact = assembled(Api.CHAT, [ROLE, early, ROLE, delta(n=1, content="a"), delta("length"), last(1)])
+    assert answer["choices"][0]["message"] == {"role": "assistant", "content": "<think>\na"}
+    assert exact
+
+
 def test_progress_events_carry_nothing() -> None:
     progress = ROLE | {"prompt_progress": {"total": 1, "cache": 0, "processed": 1}}
     answer, exact = assembled(Api.CHAT, [progress, ROLE, delta(n=1, content="a"), delta("length"), last(1)])
@@ -374,6 +382,11 @@ def test_json_chat_is_streamed_with_usage_progress_and_timings() -> None:
     }
 
 
+def test_no_progress_is_asked_for_where_it_could_bring_text() -> None:
+    assert "return_progress" not in edited(Api.CHAT, {"messages": [USER], "reasoning_format": "none"})
+    assert edited(Api.COMPLETION, {"reasoning_format": "none"})["return_progress"]
+
+
 def test_other_stream_options_stay() -> None:
     options = {"include_usage": False, "other": 1}
     assert edited(Api.CHAT, {"stream_options": options})["stream_options"] == {"include_usage": True, "other": 1}
@@ -402,6 +415,8 @@ def test_a_clients_stream_gets_progress_and_nothing_else(api: Api) -> None:
         (Api.CHAT, {"return_progress": "yes"}),
         (Api.CHAT, {"n": 2}),
         (Api.CHAT, {"echo": True}),
+        (Api.CHAT, {"reasoning_format": "none"}),
+        (Api.RESPONSES, {"reasoning_format": "deepseek-legacy"}),
         (Api.COMPLETION, {"prompt": ["a", "b"]}),
         (Api.MESSAGES, {}),
         (Api.OLLAMA_CHAT, {}),
