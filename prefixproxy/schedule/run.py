@@ -150,6 +150,9 @@ def _end_unseen(running: Running, settling: Settling, finish: Finish, now: float
     slots.touch()
     if running.started_at is None and not finish.confirmed_idle:
         slots.haunted_until = now + UNSTARTED_SETTLE_S
+    for slot in slots.in_state(SlotState.FOREIGN, SlotState.DRAINING) if not finish.confirmed_idle else ():
+        # it may have taken one that was idle by then: no look from before tells
+        slot.since, slot.started = now, slot.started and running.started_at is not None
     for slot in list(slots.in_state(SlotState.IDLE)):
         slots.suspect(slot, _held_after(running.held, finish) if finish.ok and running.need == 1 else NOTHING)
         slots.census.promise(slot, None)

@@ -105,3 +105,19 @@ def test_where_tasks_are_not_shown_the_slot_that_became_busy_is_its() -> None:
     look(s, 0.1, (False, None), (True, None))
     assert s.slot_of(A) == SlotId("u", 1)
     assert [row.state for row in s.snapshot(0.1).slots] == [SlotState.IDLE, SlotState.LEASED]
+
+
+def test_a_look_from_before_does_not_free_the_slot_that_one_we_gave_up_may_be_in() -> None:
+    """The stranger in slot 1 had left, the server gave that slot to ours, and its client left before anybody saw it."""
+    s = Scheduler(Policy(park=False))
+    s.upstream_up(facts(n_slots=2), -1.0)
+    look(s, -0.1, (False, None), (False, None))
+    look(s, 0.0, (False, None), (True, None))
+    s.submit([lane("a")], 0.1)
+    before = {0: SlotSeen(False, 0), 1: SlotSeen(False, 0)}
+    s.finished(A, Finish(False, confirmed_idle=False), 0.3)
+    for asked, now in ((0.2, 0.31), (0.35, 0.36)):  # sent before it came there, or while it may be on its way
+        s.slots_seen("u", before, now, asked)
+        assert SlotState.IDLE not in [row.state for row in s.snapshot(now).slots]
+    look(s, 0.6, (False, None), (True, None))
+    assert [row.state for row in s.snapshot(0.6).slots] == [SlotState.IDLE, SlotState.FOREIGN]
