@@ -37,6 +37,7 @@ from prefixproxy.facts.process import flags_of
 from prefixproxy.fleet import Fleet
 from prefixproxy.gate import Gate
 from prefixproxy.guard import ContextGuard, TenantLimits
+from prefixproxy.hosts import Hosts
 from prefixproxy.intake import until_stopped
 from prefixproxy.journal import Journal
 from prefixproxy.journal_rows import JournalRows
@@ -51,6 +52,7 @@ from prefixproxy.reply import Reply
 from prefixproxy.schedule.scheduler import Scheduler
 from prefixproxy.schedule.types import Policy, Share
 from prefixproxy.settings import Settings, Upstream
+from prefixproxy.settings_layers import is_loopback
 from prefixproxy.stabilise.notes import count_tokens
 from prefixproxy.stabilise.stabiliser import StabilisePolicy, Stabiliser
 from prefixproxy.state import StateFile
@@ -133,7 +135,8 @@ def create_app(settings: Settings, *, engine: Engine | None = None) -> Proxy:
     )
     metrics.watch(lambda: status_snapshot(dispatcher, reuse=reuse.mode != "off"))
     events = Events(parts.telemetry.journal, parts.gate)
-    entrance = _Entrance(parts, Status(parts, admission, rule_advice(rules)), events, keeping, marker)
+    status = Status(parts, admission, rule_advice(rules))
+    entrance = _Entrance(parts, status, events, keeping, marker, _hosts(settings))
     return Proxy(entrance, parts, events.end)
 
 
@@ -172,7 +175,9 @@ _LOOP = BadRequest(
 class _Entrance:
     """The first fork: our own pages, prompts, and everything else. Prompts meet no middleware."""
 
-    def __init__(self, parts: Parts, status: Status, events: Events, keeping: Keeping, marker: str) -> None:
+    def __init__(
+        self, parts: Parts, status: Status, events: Events, keeping: Keeping, marker: str, hosts: Hosts | None
+    ) -> None:
         @asynccontextmanager
         async def lifespan(app: Starlette) -> AsyncIterator[None]:
             async with asyncio.TaskGroup() as group, keeping.running(), parts.dispatcher.running():
@@ -190,9 +195,16 @@ class _Entrance:
         self._passthrough = Passthrough(parts)
         self._relay = Relay(parts, self._passthrough.elsewhere)
         self._marker = marker.encode()
+        self._hosts = hosts
         self._taking_slots = PathReader([*API_OF_PATH, *SLOT_TAKING])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._hosts is not None and scope["type"] == "http":
+            try:
+                self._hosts.require_known(scope["headers"])
+            except BadRequest as failure:
+                await Reply(send, scope["path"]).error(failure)
+                return
         if scope["type"] == "http" and scope["path"] == EVENTS_PATH and scope["method"] == "GET":
             await self._events(scope, receive, send)
         elif scope["type"] != "http":
@@ -320,6 +332,12 @@ def _judge_reuse(dispatcher: Dispatcher, verdicts: Verdicts) -> None:
     for keeper in dispatcher.keepers.values():
         keeper.against_reuse = verdicts.against_reuse
         keeper.reconsider()
+
+
+def _hosts(settings: Settings) -> Hosts | None:
+    """None where keys keep web pages out, or where other machines may call the proxy by whatever name they have."""
+    alone = is_loopback(settings.server.host) and not _keys(settings)
+    return Hosts(settings.server.hosts) if alone else None
 
 
 def _keys(settings: Settings) -> Mapping[str, str]:

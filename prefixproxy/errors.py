@@ -3,7 +3,7 @@
 ProxyError
 ├── BadRequest             400 invalid_json, invalid_request, invalid_target, invalid_encoding, invalid_setting
 │                          400 reuse_off
-│                          404 not_found · 405 method_not_allowed · 413 body_too_large
+│                          403 host_not_allowed · 404 not_found · 405 method_not_allowed · 413 body_too_large
 │                          415 unsupported_encoding · 508 loop_detected
 ├── ContextLengthExceeded  400 context_length_exceeded (with n_prompt_tokens and n_ctx_slot)
 ├── InvalidApiKey          401 invalid_api_key

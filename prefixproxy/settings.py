@@ -75,6 +75,7 @@ class Server(Section):
     api_keys: Keys = Field(
         (), repr=False, description="Keys clients must send (`Authorization: Bearer` or `x-api-key`). Empty: no check."
     )
+    hosts: Words = Field((), description="Names by which browsers may call it without keys, beside local ones.")
 
     @field_validator("api_keys")
     @classmethod

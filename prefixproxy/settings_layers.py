@@ -68,10 +68,8 @@ def is_own_address(url: str, host: str, port: int) -> bool:
         return False
     named = (parts.hostname or "").lower()
     if host in _ANY:
-        return named in _ANY or _is_loopback(named)
-    return named == host.lower() or (
-        "localhost" in (named, host.lower()) and _is_loopback(named) and _is_loopback(host)
-    )
+        return named in _ANY or is_loopback(named)
+    return named == host.lower() or ("localhost" in (named, host.lower()) and is_loopback(named) and is_loopback(host))
 
 
 def refuse_one_address(upstreams: Sequence[tuple[str, str]]) -> None:
@@ -86,7 +84,7 @@ def refuse_one_address(upstreams: Sequence[tuple[str, str]]) -> None:
 def _is_one_address(one: SplitResult, other: SplitResult) -> bool:
     ports = [parts.port or _DEFAULT_PORTS.get(parts.scheme) for parts in (one, other)]
     hosts = [(parts.hostname or "").lower() for parts in (one, other)]
-    same_host = hosts[0] == hosts[1] or ("localhost" in hosts and all(map(_is_loopback, hosts)))
+    same_host = hosts[0] == hosts[1] or ("localhost" in hosts and all(map(is_loopback, hosts)))
     return same_host and ports[0] == ports[1] and one.path.rstrip("/") == other.path.rstrip("/")
 
 
@@ -98,7 +96,8 @@ def names_of(urls: Sequence[str]) -> list[str]:
     return [re.sub(r"[^\w.:-]+", "", name).strip("._:-")[:_LONGEST_NAME] for name in names]
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach what listens there."""
     try:
         return host.lower() == "localhost" or ip_address(host).is_loopback
     except ValueError:

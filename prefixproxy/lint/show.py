@@ -15,7 +15,7 @@ from prefixproxy.lint.report import Checked, Pair, Report
 from prefixproxy.lint.rules import Sighting, When
 from prefixproxy.stabilise.learn import Suggestion
 
-MAX_BLOCKS = 20
+MAX_BLOCKS, MAX_MODEL = 20, 60
 """Pairs that are shown in full; the rest have a line each, and everything in the JSON."""
 MAX_RULES_SHOWN = 8
 LABEL_WIDTH = 12
@@ -144,8 +144,13 @@ def print_report(report: Report, console: Console) -> None:
     _print(console, _closing(report))
 
 
+def _called(model: str) -> str:
+    return shown(model if len(model) <= MAX_MODEL else f"{model[: MAX_MODEL - 3]}...") or "(no model)"
+
+
 def _opening(report: Report) -> Iterator[str]:
-    models = sorted({shown(request.sample.prompt.model) or "(no model)" for request in report.requests})
+    asked = {request.sample.prompt.model for request in report.requests}
+    models = sorted(map(_called, asked))
     n = len(report.requests)
     yield f"{n} request{'s' * (n != 1)}, model {', '.join(models[:5])}{', ...' if len(models) > 5 else ''}."
     if len(models) > 1:

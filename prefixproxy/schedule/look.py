@@ -13,7 +13,8 @@ from prefixproxy.types import SlotState, TicketId
 
 ASSUMED_LOOK_S = 0.05
 """How old the answer to a look is taken to be, if nobody says when it was asked for."""
-_OPEN = (SlotState.IDLE, SlotState.DRAINING, SlotState.FOREIGN)
+_UNCLAIMED = (SlotState.IDLE, SlotState.DRAINING, SlotState.FOREIGN)
+"""No request or work of ours has it: one whose slot the server chose may run there."""
 SLOW_POLL_S = 1.0
 """How often to look while nothing of ours is unresolved but foreign traffic was seen."""
 
@@ -80,8 +81,8 @@ def _find(
     if settling is None or settling.need > 1 or asked <= settling.since:
         return
     ours = running[settling.ticket]
-    open_slots = [(slot, seen[slot.id.slot]) for slot in server.slots.in_state(*_OPEN) if slot.id.slot in seen]
-    rows = [(slot, row, settling.before.get(slot.id.slot)) for slot, row in open_slots if _newer(slot, asked)]
+    unclaimed = [(slot, seen[slot.id.slot]) for slot in server.slots.in_state(*_UNCLAIMED) if slot.id.slot in seen]
+    rows = [(slot, row, settling.before.get(slot.id.slot)) for slot, row in unclaimed if _newer(slot, asked)]
     proven = [slot for slot, row, before in rows if None not in (row.task, before) and row.task != before]
     likely = [slot for slot, row, before in rows if row.busy and None in (row.task, before)]
     took = proven or likely

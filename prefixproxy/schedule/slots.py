@@ -391,4 +391,5 @@ class Upstream:
 
 
 _OPEN = (SlotState.IDLE, SlotState.FOREIGN)
+"""A request could be sent there now."""
 _number = attrgetter("number")

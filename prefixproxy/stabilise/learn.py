@@ -33,6 +33,8 @@ MIN_SHARED = 0.5
 """Share of a head's characters that must be equal, for the rest to be called a change of the same head."""
 MIN_FIXED = 6
 """Letters that all values must have in common: a pattern of less would match too much."""
+MAX_VALUE_WORDS = 8
+ANYTHING = ".{1,300}"
 MAX_COMPARED = 4096
 """Characters of a line that are compared one by one; a longer line is another one, or the same."""
 MAX_SUGGESTIONS = 64
@@ -132,6 +134,8 @@ class Learner:
         )
         one.values = {bytes.fromhex(value) for value in entry["values"][:MAX_VALUES]}
         one.last_seen, one.stately = float(entry["last_seen"]), bool(entry["stately"])
+        if one.pattern.startswith(ANYTHING):
+            raise ValueError("it was learned when rules could begin with anything")
         try:
             read_rule(tomllib.loads(_toml(name, one))["rule"][0], "state", builtin_fragments())
         except UsageError as error:
@@ -194,16 +198,17 @@ _NEW_SENTENCE = re.compile(r"\s(?-i:[A-ZÄÖÜÀ-Ý])[\w'’]*,?(?:\s[\w'’,;]+
 @dataclass(frozen=True, slots=True)
 class _Generalised:
     """What two lines have in common: the text before and behind their values. In both, what has not changed yet but
-    looks like a date, a time or an id may change as well."""
+    looks like a date, a time or an id may change as well. `shape`: of the values, if no word stands before them."""
 
     where: str
     start: str
     end: str
     stately: bool
+    shape: str = ANYTHING
 
     @property
     def pattern(self) -> str:
-        return f"{_opened(self.start)}.{{1,300}}{_opened(self.end) or '+'}"
+        return f"{_opened(self.start)}{self.shape}{_opened(self.end) or '+'}"
 
 
 def _generalised(old: str, new: str) -> _Generalised | None:
@@ -225,10 +230,22 @@ def _generalised(old: str, new: str) -> _Generalised | None:
         if _NEW_SENTENCE.search(end):
             continue
         if sum(map(str.isalpha, start + end)) >= MIN_FIXED:
-            values = (text[len(start) : len(text) - len(end)] for text in (a, b))
-            labelled = start.rstrip().endswith((":", "="))
-            return _Generalised(where, start, end, labelled or any(map(_DIGIT.search, values)))
+            values = [text[len(start) : len(text) - len(end)] for text in (a, b)]
+            a_value, b_value = values
+            shape = ANYTHING if any(map(str.isalpha, start)) else _shape(a_value.split(), b_value.split())
+            if shape:
+                labelled = start.rstrip().endswith((":", "="))
+                return _Generalised(where, start, end, labelled or any(map(_DIGIT.search, values)), shape)
     return None
+
+
+def _shape(old: Sequence[str], new: Sequence[str]) -> str:
+    """As many words, with digits where both have some; "" if there is no such likeness. At the beginning of a line
+    anything would be whichever instruction ends in the same words."""
+    if len(old) != len(new) or not 0 < len(old) <= MAX_VALUE_WORDS:
+        return ""
+    both = (_DIGIT.search(a) and _DIGIT.search(b) for a, b in zip(old, new, strict=True))
+    return r"\s{1,4}".join(r"[^\s\d]{0,40}\d\S{0,80}" if digits else r"\S{1,80}" for digits in both)
 
 
 def _before_date(start: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import httpx
 import pytest
@@ -62,3 +63,28 @@ async def test_so_can_a_stream_that_was_begun_early() -> None:
             go.set()
             assert (answer.status_code, answer.headers[ALLOW]) == (200, APP)
             await answer.aread()
+
+
+REBOUND = {"host": "app.example:8100", "origin": "http://app.example:8100"}
+
+
+@pytest.mark.parametrize("path", [PATH, "/slots", "/prefixproxy/requests", "/prefixproxy/events", "/metrics"])
+async def test_a_page_that_has_its_own_name_resolve_to_the_proxy_reads_nothing(path: str) -> None:
+    async with (
+        proxied_stub() as (stub, running),
+        httpx.AsyncClient(base_url=running.url, headers=REBOUND, timeout=LIMIT_S) as client,
+    ):
+        answer = await (client.post(path, json=BODY) if path == PATH else client.get(path))
+        assert (answer.status_code, answer.json()["error"]["code"]) == (403, "host_not_allowed")
+        assert stub.generating() == []
+
+
+@pytest.mark.parametrize(
+    "settings", [{"server__hosts": ["app.example"]}, {"server__api_keys": ["k"]}, {"server__host": "0.0.0.0"}], ids=str
+)
+async def test_where_its_name_is_known_or_keys_are_asked_for_it_is_answered(settings: dict[str, Any]) -> None:
+    async with (
+        proxied_stub(**settings) as (_, running),
+        httpx.AsyncClient(base_url=running.url, headers={**REBOUND, "x-api-key": "k"}, timeout=LIMIT_S) as client,
+    ):
+        assert (await client.post(PATH, json=BODY)).status_code == 200

@@ -630,3 +630,10 @@ def test_equal_parts_are_counted_once() -> None:
     parts: Sequence[bytes] = (b"\xffuser\xfesame", b"\xffuser\xfesame", b"\xffuser\xfeother")
     assert tokens.of(parts) == 3
     assert asked == ["user\nsame", "user\nother"]
+
+
+def test_a_long_name_of_a_model_is_cut() -> None:
+    shown = text_of(linted(body(ARCHIVE, "Hi", model="m" * 5000), body(ARCHIVE, "Ho", model="m" * 4999 + "n")), 200)
+    assert f"model {'m' * 57}..., {'m' * 57}...." in shown
+    assert "Only requests of the same model are compared." in shown
+    assert len(shown) < 2000

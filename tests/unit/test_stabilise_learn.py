@@ -148,3 +148,37 @@ def test_an_instruction_behind_the_value_is_not_moved_with_it() -> None:
     for i in range(5):
         assert stabiliser.apply(prompt_of(head % i, f"u:Question {i}"), float(i)).edits == ()
     assert stabiliser.suggestions() == ()
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "later", "instruction"),
+    [
+        ("3 wardens are on duty", "4 wardens are on duty", "12 wardens are on duty", "Say so if wardens are on duty"),
+        (
+            "14 March 2026 9:00 the watch begins",
+            "15 March 2026 9:00 the watch begins",
+            "1 May 2027 18:30 the watch begins",
+            "Close every single drawer before the watch begins",
+        ),
+    ],
+)
+def test_a_value_that_opens_the_line_is_known_by_its_words_and_digits(
+    first: str, second: str, later: str, instruction: str
+) -> None:
+    """Anything at all would be whichever line ends in the same words."""
+    known = pattern_of(taught(first, second))
+    assert all(known.fullmatch(line) for line in (first, second, later))
+    assert not known.fullmatch(instruction)
+
+
+def test_values_that_open_a_line_and_have_nothing_in_common_teach_nothing() -> None:
+    assert taught("3 of nine wardens are on duty", "all nine 7 2 wardens are on duty").suggestions() == ()
+
+
+def test_a_rule_that_was_learned_when_it_could_begin_with_anything_is_not_taken_back() -> None:
+    state = taught("3 wardens are on duty", "4 wardens are on duty").export()
+    (name,) = state["suggestions"]
+    state["suggestions"][name]["pattern"] = r".{1,300}\swardens\sare\son\sduty"
+    again = Stabiliser(RULES)
+    assert again.load(state) == [("suggestions", name)]
+    assert again.suggestions() == ()
