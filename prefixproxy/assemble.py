@@ -126,8 +126,9 @@ def _progress_edits(api: Api, body: Mapping[str, Any]) -> tuple[Edit, ...]:
 
 def _tells_text_early(api: Api, body: Mapping[str, Any]) -> bool:
     """Whether the first progress may bring the beginning of the answer: where a template opens the thought and that
-    stays in the text, the parsed message is not empty before the first token (server-task.cpp, update_chat_msg)."""
-    return api in (Api.CHAT, Api.RESPONSES) and body.get("reasoning_format") in ("none", "deepseek-legacy")
+    stays in the text, the parsed message is not empty before the first token (server-task.cpp, update_chat_msg). In
+    chat `sse.ProgressFilter` puts it back in its place; in Responses it is spread over several events."""
+    return api is Api.RESPONSES and body.get("reasoning_format") in ("none", "deepseek-legacy")
 
 
 class _Parts(Protocol):

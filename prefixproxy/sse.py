@@ -6,6 +6,7 @@ splitter of text lines would cut there.
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,7 @@ HEAD_BYTES = 8 << 10
 _LF, _CRLF = b"\n\n", b"\r\n\r\n"
 _TIMINGS = b'"timings":{'
 _PROGRESS = b',"prompt_progress":{'
+_TEXT_DELTA = re.compile(rb'"delta":\{"(content|reasoning_content)":"((?:[^"\\]|\\.)*)"')
 _ROLE_DELTA = {"role": "assistant", "content": None}
 _OLLAMA_COUNTS = b'"total_duration":'
 _NO_TOKEN_YET = frozenset({"response.created", "response.in_progress"})
@@ -240,7 +242,9 @@ class ProgressFilter:
     llama-server sends progress before anything else, so all reading ends with the first other event. What is dropped
     is exactly what `return_progress` adds: in chat, extra role deltas; in completions, empty texts; in Responses,
     further `response.in_progress` events, and the progress inside the first one (server-task.cpp, to_json_oaicompat*).
-    With `remove` False (the client asked for progress itself) every byte passes.
+    In chat the first progress may also bring text, where a template opens the answer with some: that goes in front of
+    the first token's, where the server puts it without progress. With `remove` False (the client asked for progress
+    itself) every byte passes.
     """
 
     def __init__(self, api: Api, *, remove: bool = True, max_event_bytes: int = HEAD_BYTES * 8) -> None:
@@ -249,6 +253,10 @@ class ProgressFilter:
         self._reader = SSEReader(max_event_bytes)
         self._in_progress_events = 0
         self._passing = False
+        self._role = b""
+        """A role delta that belongs to the first progress, or, if there is none, to the first token."""
+        self._early = b""
+        """The event with the text that came before the first token."""
         self.progress: Progress | None = None
         self.first_token_seen = False
 
@@ -260,7 +268,7 @@ class ProgressFilter:
             events = self._reader.feed(chunk)
         except SSEOverflow:
             self._passing = self.first_token_seen = True
-            return self._reader.close()
+            return self.close()
         for i, event in enumerate(events):
             events[i] = self._filter(event)
             if self._passing:
@@ -268,8 +276,13 @@ class ProgressFilter:
         return b"".join(events)
 
     def close(self) -> bytes:
-        """The held back rest of a stream that ended within an event."""
-        return self._reader.close()
+        """The held back rest of a stream that ended within an event, or before its first token."""
+        return self._held() + self._reader.close()
+
+    def _held(self) -> bytes:
+        """What waits for the first token, let go."""
+        role, early, self._role, self._early = self._role, self._early, b"", b""
+        return role + _without_progress(early)
 
     def _filter(self, event: bytes) -> bytes:
         if data_of(event) is None:
@@ -280,11 +293,33 @@ class ProgressFilter:
             self.progress = progress
         if value.get("type") in _NO_TOKEN_YET:
             return self._filter_response(event, value)
+        if self._remove and self._api is Api.CHAT and "error" not in value:
+            kept = self._filter_chat(event, value, progress)
+            if kept is not None:
+                return kept
         if progress is None or not _only_progress(self._api, value):
             self._passing = True
             self.first_token_seen = "error" not in value
-            return event
+            return self._held() + event
         return b"" if self._remove else event
+
+    def _filter_chat(self, event: bytes, value: dict[str, Any], progress: Progress | None) -> bytes | None:
+        """None for what is nothing special: progress alone, and a first token without text before it."""
+        bare = _only_progress(self._api, value)
+        if progress is not None and not bare:
+            self._role, self._early = b"", event
+            return b""
+        if "prompt_progress" not in value and bare and self.progress is None and not self._role:
+            self._role = event
+            return b""
+        if progress is not None or not (self._role or self._early):
+            return None
+        self.first_token_seen = True
+        if bare and self._early:
+            return event
+        self._passing, early = True, self._early
+        self._early = b""
+        return self._held() + (_joined(early, event) if early else event)
 
     def _filter_response(self, event: bytes, value: dict[str, Any]) -> bytes:
         """Of the `response.in_progress` events the first would be there anyway, without its progress."""
@@ -294,8 +329,20 @@ class ProgressFilter:
             return event
         if self._in_progress_events > 1:
             return b""
-        start = event.rfind(_PROGRESS)
-        return event if start < 0 else event[:start] + event[event.index(b"}", start) + 1 :]
+        return _without_progress(event)
+
+
+def _without_progress(event: bytes) -> bytes:
+    start = event.rfind(_PROGRESS)
+    return event if start < 0 else event[:start] + event[event.index(b"}", start) + 1 :]
+
+
+def _joined(early: bytes, event: bytes) -> bytes:
+    """One event with the text of both; two where they are of different kinds."""
+    before, text = _TEXT_DELTA.search(early), _TEXT_DELTA.search(event)
+    if before is None or text is None or before[1] != text[1]:
+        return _without_progress(early) + event
+    return event[: text.start(2)] + before[2] + event[text.start(2) :]
 
 
 def _progress_of(value: dict[str, Any]) -> Progress | None:

@@ -383,7 +383,8 @@ def test_json_chat_is_streamed_with_usage_progress_and_timings() -> None:
 
 
 def test_no_progress_is_asked_for_where_it_could_bring_text() -> None:
-    assert "return_progress" not in edited(Api.CHAT, {"messages": [USER], "reasoning_format": "none"})
+    assert "return_progress" not in edited(Api.RESPONSES, {"input": "hi", "reasoning_format": "none"})
+    assert edited(Api.CHAT, {"messages": [USER], "reasoning_format": "none"})["return_progress"]
     assert edited(Api.COMPLETION, {"reasoning_format": "none"})["return_progress"]
 
 
@@ -415,7 +416,7 @@ def test_a_clients_stream_gets_progress_and_nothing_else(api: Api) -> None:
         (Api.CHAT, {"return_progress": "yes"}),
         (Api.CHAT, {"n": 2}),
         (Api.CHAT, {"echo": True}),
-        (Api.CHAT, {"reasoning_format": "none"}),
+        (Api.RESPONSES, {"reasoning_format": "none"}),
         (Api.RESPONSES, {"reasoning_format": "deepseek-legacy"}),
         (Api.COMPLETION, {"prompt": ["a", "b"]}),
         (Api.MESSAGES, {}),

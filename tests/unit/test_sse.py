@@ -161,10 +161,49 @@ def test_chat_progress_is_removed_and_the_first_role_delta_stays() -> None:
 
 def test_everything_after_the_first_token_passes_as_it_came() -> None:
     watcher = ProgressFilter(Api.CHAT)
-    watcher.feed(sse(FIRST))
+    watcher.feed(sse(chat_progress(100), FIRST))
     late = sse(chat_progress(100)) + b"data: {half an ev"
     assert watcher.feed(late) == late
     assert watcher.feed(b"") == b""
+
+
+def text(key: str, said: str, **more: object) -> dict[str, object]:
+    return {"choices": [{"index": 0, "delta": {key: said}}], **more}
+
+
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+def test_text_that_comes_with_the_first_progress_goes_in_front_of_the_first_tokens(size: int) -> None:
+    """The server sends it with the first token where nobody asks for progress."""
+    early = text("content", '<think>\n"\\', prompt_progress=PROGRESS)
+    stream = sse(FIRST, early, chat_progress(100), FIRST, text("content", "so"), text("content", "on"))
+    watcher = ProgressFilter(Api.CHAT)
+    got = b"".join(watcher.feed(stream[at : at + size]) for at in range(0, len(stream), size))
+    assert got == sse(FIRST, text("content", '<think>\n"\\so'), text("content", "on"))
+    assert watcher.progress == Progress(100, 60, 100)
+
+
+def test_text_of_another_kind_stays_an_event_of_its_own() -> None:
+    watcher = ProgressFilter(Api.CHAT)
+    early = text("reasoning_content", "Hm", prompt_progress=PROGRESS)
+    assert watcher.feed(sse(FIRST, early, chat_progress(100))) == b""
+    assert not watcher.first_token_seen
+    assert watcher.feed(sse(text("content", "so"))) == sse(text("reasoning_content", "Hm"), text("content", "so"))
+    assert watcher.first_token_seen
+
+
+def test_a_server_that_tells_no_progress_loses_nothing() -> None:
+    watcher = ProgressFilter(Api.CHAT)
+    assert watcher.feed(sse(FIRST)) + watcher.feed(sse(text("content", "so"))) == sse(FIRST, text("content", "so"))
+    assert watcher.first_token_seen
+
+
+@pytest.mark.parametrize("end", [[], [{"error": {"code": 500}}]])
+def test_what_waits_for_a_first_token_that_never_comes_is_let_go(end: list[dict[str, object]]) -> None:
+    for begun in ([FIRST], [FIRST, text("content", "a", prompt_progress=PROGRESS)]):
+        watcher = ProgressFilter(Api.CHAT)
+        kept = [FIRST] if len(begun) == 1 else [text("content", "a")]
+        assert watcher.feed(sse(*begun)) + watcher.feed(sse(*end)) + watcher.close() == sse(*kept, *end)
+        assert not watcher.first_token_seen
 
 
 def test_the_rest_of_the_chunk_with_the_first_token_is_not_held_back() -> None:
@@ -203,7 +242,6 @@ def test_progress_of_completions_is_removed(api: Api, event: dict[str, object]) 
 @pytest.mark.parametrize(
     ("api", "event"),
     [
-        (Api.CHAT, {"choices": [{"delta": {"content": "a"}}], "prompt_progress": PROGRESS}),
         (Api.COMPLETIONS, {"choices": [{"text": "a"}], "prompt_progress": PROGRESS}),
         (Api.COMPLETION, {"content": "a", "prompt_progress": PROGRESS}),
     ],
