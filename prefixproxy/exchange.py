@@ -130,9 +130,24 @@ def wanted_slot(data: dict[str, object]) -> int | None:
 
 
 def sequences(data: dict[str, object]) -> int:
-    """How many answers were asked for at once (`n`)."""
+    """How many slots answers were asked for in at once: `n`, for each prompt in the body. Several prompts with one
+    answer each take turns in one slot."""
     n = data.get("n_cmpl", data.get("n", 1))
-    return n if isinstance(n, int) and not isinstance(n, bool) and n > 1 else 1
+    return n * _prompts(data) if isinstance(n, int) and not isinstance(n, bool) and n > 1 else 1
+
+
+def spoils_itself(data: dict[str, object]) -> bool:
+    """Whether the server may put one prompt of the body into a slot that a copy of another one is still to come to
+    (`schedule.copies`), over what is reused there."""
+    return _prompts(data) > 1 and sequences(data) > 1
+
+
+def _prompts(data: dict[str, object]) -> int:
+    """One number makes a list one prompt of tokens and texts (server-common.cpp, tokenize_input_prompts)."""
+    prompt = data.get("prompt")
+    if not isinstance(prompt, list) or "messages" in data:
+        return 1
+    return 1 if any(isinstance(item, int) for item in prompt) else max(1, len(prompt))
 
 
 def ticket_of(exchange: Exchange, n_tokens: int, deadline: float, *, pinnable: bool) -> Ticket:

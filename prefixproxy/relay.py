@@ -27,7 +27,7 @@ from prefixproxy.body import Body
 from prefixproxy.canary import ReuseMode
 from prefixproxy.dispatch import Dispatcher
 from prefixproxy.errors import ProxyError, UpstreamFailed, UpstreamUnavailable
-from prefixproxy.exchange import Exchange, Hints, Times, client_streams, rendering_of, ticket_of
+from prefixproxy.exchange import Exchange, Hints, Times, client_streams, rendering_of, spoils_itself, ticket_of
 from prefixproxy.gate import Gate
 from prefixproxy.guard import ContextGuard
 from prefixproxy.identity import NamedConversations, conversation_of
@@ -192,7 +192,8 @@ class _Run:
             off=exchange.hints.stabilise_off,
         )
         exchange.arm = self._parts.reuse.arm(exchange.api, self._body.data, exchange.hints.lane, exchange.plan.family)
-        exchange.reuse = self._parts.reuse.reuses(exchange.api, exchange.arm)
+        reuses = self._parts.reuse.reuses(exchange.api, exchange.arm)
+        exchange.reuse = reuses and not spoils_itself(self._body.data)
         n_tokens = self._dispatcher.estimate_tokens(exchange.plan.chain)
         return ticket_of(exchange, n_tokens, self.deadline(), pinnable=exchange.api in PINNABLE)
 

@@ -21,8 +21,9 @@ from prefixproxy.types import SlotId, SlotState
 
 
 def may_be_left(ticket: Ticket, finish: Finish) -> bool:
-    """Whether a ticket that ended may have left such copies; the second token of any answer took a decode."""
-    decoded = finish.ok and (finish.predicted_tokens or 0) > ticket.n_seqs
+    """Whether a ticket that ended may have left such copies; the second token of any answer took a decode. With several
+    prompts, which go without reuse, it may have come before the last of them was evaluated."""
+    decoded = finish.ok and ticket.reuse and (finish.predicted_tokens or 0) > ticket.n_seqs
     return ticket.n_seqs > 1 and not decoded
 
 

@@ -61,9 +61,9 @@ def look(
 def _note_decodes(
     server: Server, seen: Mapping[int, SlotSeen], asked: float, running: Mapping[TicketId, Running]
 ) -> None:
-    """A second token of any of several answers took a decode, so their copies are made."""
+    """A second token of any of several answers to one prompt took a decode, so their copies are made."""
     slots = server.slots
-    for ticket in list(slots.several):
+    for ticket in [one for one in slots.several if running[one].ticket.reuse]:
         theirs = [slot for slot in running[ticket].slots if asked > slot.since]
         if any(seen[slot.id.slot].sampled > 1 for slot in theirs if slot.id.slot in seen):
             slots.several.discard(ticket)

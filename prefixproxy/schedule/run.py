@@ -109,7 +109,7 @@ def settle(server: Server, ticket: Ticket, need: int, now: float, likely: Slot |
     """Let the server choose `need` of its idle slots; one answer goes where most of its prompt is (`likely`)."""
     server.slots.settling = Settling(ticket.id, need, now, tenant=ticket.tenant, before=server.slots.tasks())
     server.slots.poll_soon = True
-    if need > 1:
+    if ticket.n_seqs > 1:
         server.slots.several.add(ticket.id)
     server.slots.touch()
     expected, blocks = shared(ticket, server, likely.held) if likely is not None else (0, 0)

@@ -77,6 +77,16 @@ def test_the_second_token_of_any_answer_was_such_a_decode() -> None:
     assert (decodes(effects), granted(effects)) == ([], [B])
 
 
+def test_with_several_prompts_it_may_have_come_too_early() -> None:
+    s = Scheduler(Policy(park=False))
+    s.upstream_up(facts(n_slots=2, capabilities=FULL), -1.0)
+    looked(s, -0.1)
+    s.submit([replace(lane("a", n_seqs=2), reuse=False), replace(lane("b"), pinnable=False)], 0.0)
+    looked(s, 0.1, busy=[0, 1])
+    assert granted(looked(s, 0.2, busy=[0, 1], sampled=2)) == []
+    assert len(decodes(s.finished(A, TWO_EACH, 1.0))) == 1
+
+
 def test_a_client_that_left_may_have_left_copies_too() -> None:
     """Not before the server is done with what it asked for."""
     s = several_answers()
