@@ -166,12 +166,14 @@ class Answering:
                 raise UpstreamFailed(f"the upstream's answer is larger than {MAX_ANSWER_BYTES} bytes")
         body = b"".join(parts)
         self._lease.idle = True
-        answer = _answer_in(body, headers)
-        self._exchange.outcome = outcome_of_answer(response.status, is_answer=answer is not None)
-        if self._exchange.outcome is Outcome.OK and answer is not None:
+        answers = _answers_in(body, headers)
+        self._exchange.outcome = outcome_of_answer(response.status, is_answer=bool(answers))
+        if self._exchange.outcome is Outcome.OK:
             self._lease.ok = True
-            self._exchange.usage = self._usage_of([answer])
-            self.said = answer if self._exchange.api in ASSEMBLED else message_in(self._exchange.api, [answer])
+            self._exchange.usage = self._usage_of(answers[-1:])
+            if len(answers) == 1:
+                api = self._exchange.api
+                self.said = answers[0] if api in ASSEMBLED else message_in(api, answers)
             self._count()
         return partial(self._reply.whole, response.status, without(headers, frozenset({b"content-length"})), body)
 
@@ -315,13 +317,15 @@ def _stream_of(response: UpstreamResponse, headers: Headers) -> AsyncIterator[by
     return response.chunks() if coding in IDENTITY else decoded(response.chunks(), coding)
 
 
-def _answer_in(body: bytes, headers: Headers) -> dict[str, Any] | None:
-    """The JSON object that a whole body is, None if it is none."""
+def _answers_in(body: bytes, headers: Headers) -> list[dict[str, Any]]:
+    """The JSON object that a whole body is, or those in its list: llama-server's own API answers so to several prompts,
+    and to `n` above 1. Nothing, if it is neither."""
     try:
         answer = orjson.loads(decode_body(body, _coding_of(headers), MAX_ANSWER_BYTES))
     except (orjson.JSONDecodeError, BadRequest):
-        return None
-    return answer if isinstance(answer, dict) else None
+        return []
+    answers = answer if isinstance(answer, list) else [answer]
+    return answers if all(isinstance(one, dict) for one in answers) else []
 
 
 def _coding_of(headers: Headers) -> str:
