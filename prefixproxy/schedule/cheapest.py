@@ -41,7 +41,8 @@ class _Search:
         promised = {slot.number // MOST_SLOTS for slot in prices.fleet.census.promised_to(self.ticket.id) if slot.idle}
         self.apart = (index.odd | promised) & group.numbers
         self.numbers = group.numbers - self.apart if self.apart else group.numbers
-        self.all = self.numbers == index.numbers and not prices.policy.side_slots
+        self.sides = prices.policy.side_slots > 0
+        self.all = self.numbers == index.numbers and not self.sides
         self._worthwhile: dict[int, bool] = {}
 
     def run(self) -> list[Place]:
@@ -92,7 +93,12 @@ class _Search:
         return kept == len(slots) or self.ticket.side == (slot >= kept)
 
     def open(self, keys: Mapping[int, float]) -> Mapping[int, float]:
-        return keys if self.all else {number: key for number, key in keys.items() if self.usable(number)}
+        if self.all:
+            return keys
+        if self.sides:
+            return {number: key for number, key in keys.items() if self.usable(number)}
+        mine = self.numbers
+        return {number: key for number, key in keys.items() if number // MOST_SLOTS in mine}
 
     # 1. as they are
 
@@ -172,17 +178,18 @@ class _Search:
         """One is as good as another, but for its number and its turn."""
         if not self.affordable(self.evaluate_s(0)):
             return
-        if not self.all:
+        if self.sides:
             for number in sorted(self.numbers & self.index.open):
                 self.blanks_of(number)
             return
-        for rate, first in self.index.blank.items():
+        for rate, every in self.index.blank.items():
             cost_s = self.ticket.n_tokens / rate
-            if self.affordable(cost_s):
+            first = every if self.all else {n: turn for n, turn in every.items() if n in self.numbers}
+            if first and self.affordable(cost_s):
                 lowest, (_, in_turn) = min(first), min(first.values())
                 for each in {min(min(n) for n in self.index.shelves[lowest].blank if n), in_turn}:
                     self.blank(each, cost_s)
-        for number in sorted(self.index.blank_but_used):
+        for number in sorted(self.index.blank_but_used & self.numbers):
             self.blanks_of(number)
 
     def blanks_of(self, number: int) -> None:
@@ -206,7 +213,7 @@ class _Search:
         """Of the clean and the dirty ones, that with the lowest number and that whose turn it is."""
         found = []
         for dirty, turns in enumerate(shelf.blank):
-            mine = turns if self.all else {number: turn for number, turn in turns.items() if self.usable(number)}
+            mine = {number: turn for number, turn in turns.items() if self.usable(number)} if self.sides else turns
             if mine:
                 found.append((bool(dirty), {min(mine), min(mine, key=mine.__getitem__)}))
         return found
@@ -220,7 +227,7 @@ class _Search:
         if not (server.slots.evicted and self.ticket.reuse):
             return False
         dirty = self.index.shelves[number].dirty
-        if not (dirty if self.all else any(self.usable(each) for each in dirty)):
+        if not (any(self.usable(each) for each in dirty) if self.sides else dirty):
             return False
         if number not in self._worthwhile:
             self._worthwhile[number] = self.has_worthwhile(server)

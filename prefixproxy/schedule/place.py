@@ -60,7 +60,7 @@ class Placement(Waits):
         4. somebody is already evaluating what it needs: hold;
         5. waiting for a busy slot is cheaper than the cheapest place: hold;
         6. its root is cold: gather, then warm it alone, or save the idle slot that several want a copy of;
-        7. the cheapest place, unless a later ticket has much more use for it.
+        7. the cheapest place (`_with_room`), unless a later ticket has much more use for it.
         """
         ticket = waiting.ticket
         serving = self.fleet.serving(ticket)
@@ -82,7 +82,8 @@ class Placement(Waits):
         places = self._cheapest(waiting, open_servers)
         if not places:
             return self._without_slot(ticket, serving)
-        best = min(places, key=lambda place: (round(place.cost_s, 3), place.slot.turn))
+        places = self._with_room(waiting, open_servers, places)
+        best = _best(places)
         if waiting.plain is not Reason.HOLD_EXPIRED:
             held = self.held(waiting, open_servers, best) or self._root_first(waiting, best)
             if held is not None:
@@ -97,6 +98,20 @@ class Placement(Waits):
 
     def _all(self, waiting: Waiting, servers: Group) -> list[Place]:
         return [place for server in servers for place in self.places(waiting, server)]
+
+    def _with_room(self, waiting: Waiting, servers: Group, places: list[Place]) -> list[Place]:
+        """Where nothing worth while of it is cached: away from upstreams whose slots others wait for already, and from
+        those that warm another root, if any are left."""
+        best = _best(places)
+        if len(servers) < 2 or self.worth(best.server, best.cached) or self.fleet.census.promised_to(waiting.ticket.id):
+            return places
+        warming = {s.slots.number for s in self.fleet.restless() if _warms(s)}
+        for avoided in (self.full | warming, self.full):
+            if best.server.slots.number in avoided:
+                there = self._cheapest(waiting, self.apart_from(servers, frozenset(avoided & servers.numbers)))
+                if there:
+                    return there
+        return places
 
     # 2. several slots, or the client's own
 
@@ -293,6 +308,15 @@ class Placement(Waits):
         enough = here - worthwhile_tokens(server, self.policy)
         others = (other for other in self._candidates(ticket, server, enough - 1) if other is not slot)
         return any(not self.worth(server, here - self.reuse(ticket, server, other.held)[0]) for other in others)
+
+
+def _best(places: Sequence[Place]) -> Place:
+    """The cheapest; of those that cost the same the one that was left alone for longest."""
+    return min(places, key=lambda place: (round(place.cost_s, 3), place.slot.turn))
+
+
+def _warms(server: Server) -> bool:
+    return any(slot.work is Work.WARM for slot in server.slots.in_state(SlotState.RESERVED))
 
 
 def _cost_s(place: Place) -> float:

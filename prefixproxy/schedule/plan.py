@@ -70,7 +70,8 @@ class Standing:
     the `servers` that are open has a slot that anybody may have, none of `without` has (upstreams with a better
     snapshot, and no slot for it), and nothing that was `seen` last of prompts with its `first` block (`Changes`), or
     was `measured`, has changed that; nor was it how long a copy takes (`copied`, None: no matter). `what` it waits for
-    is on `server`, in that `turn` of a slot, and has `more` tokens of the ticket than the cheapest place can have,
+    is on `server`, in that `turn` of a slot, perhaps `past` others that too many wait for, and has `more` tokens of the
+    ticket than the cheapest place can have,
     which has from `least` to `most`. `rates`: of upstreams, with what slots keep there, and the `highest` of all.
     `best`: the cheapest place, if it has some of the ticket. `rest_s`: to evaluate what is not in the busy slot it
     waits for; `least_s`: no place is cheaper."""
@@ -84,6 +85,7 @@ class Standing:
     without: frozenset[int]
     server: Server
     what: Root | Slot | Gathering
+    past: bool
     turn: int
     least: int
     most: int
@@ -97,11 +99,13 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """`standing`: it need not be looked at again before that falls."""
+    """`server`: the number of the upstream it waits for. `standing`: it need not be looked at again before that
+    falls."""
 
     reason: HoldReason
     until: float | None = None
     standing: Standing | None = None
+    server: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

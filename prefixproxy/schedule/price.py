@@ -27,7 +27,9 @@ is better."""
 class Prices:
     """One look at all state at `now`. `line`: who waits, in order, `counts`: what their prompts
     share. `closed`: upstreams that take no more in this look,
-    and why. `bound_for`: tickets ahead that wait for a busy slot. `yielding`: whether a ticket may be overtaken."""
+    and why. `bound_for`: tickets ahead that wait for a busy slot, `ahead`: those that wait for what is under way on an
+    upstream, by its number, `full`: those of them that have no slot left for another one. `yielding`: whether a ticket
+    may be overtaken."""
 
     fleet: Fleet
     line: Sequence[Waiting]
@@ -37,6 +39,8 @@ class Prices:
     running: int
     closed: dict[str, HoldReason] = field(default_factory=dict)
     bound_for: dict[SlotId, int] = field(default_factory=dict)
+    ahead: dict[int, int] = field(default_factory=dict)
+    full: set[int] = field(default_factory=set)
     yielding: bool = True
     index: Index | None = None
     """Of a large fleet, as it is for this decision."""
@@ -128,6 +132,24 @@ class Prices:
         rate = server.rate(self.policy)
         lost_s = 0.0 if is_parked(server, slot) else server.slots.lost_s(slot, kept, rate, self.now)
         return Place(server, slot, root, cached, cost_s + lost_s, Reason.FORKED)
+
+    def start_over(self) -> None:
+        """Before the first ticket in line."""
+        self.bound_for.clear()
+        self.ahead.clear()
+        self.full.clear()
+
+    def go_past(self, waiting: Waiting) -> None:
+        """It goes on waiting, ahead of all that come now."""
+        if waiting.bound_for is not None and not waiting.gone:
+            self.ahead[waiting.bound_for] = self.ahead.get(waiting.bound_for, 0) + 1
+            if self.is_taken(self.fleet.numbered(waiting.bound_for)):
+                self.full.add(waiting.bound_for)
+
+    def is_taken(self, server: Server) -> bool:
+        """Whether every slot of an upstream has to come free once more before another ticket gets one: what is under
+        way there has one, and each ticket ahead that waits for it."""
+        return self.ahead.get(server.slots.number, 0) + 1 >= len(server.slots.slots)
 
     def changed(self) -> None:
         """Effects took place since the last decision."""

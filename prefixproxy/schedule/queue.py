@@ -25,7 +25,7 @@ class Waiting:
     its tenant were granted before it. `gathered`: lanes that share its root were waited for. `plain`: no root is warmed
     for it any more, and why. `patience`: until when it may wait for a busy slot that holds its prefix. `decided`: the
     state of all upstreams that `hold` was found in; `standing`: what it was held for when it was last looked at.
-    `gone`: it waits no more."""
+    `bound_for`: the number of the upstream where what it waits for is under way. `gone`: it waits no more."""
 
     ticket: Ticket
     seq: int
@@ -39,6 +39,7 @@ class Waiting:
     patience: float | None = None
     decided: tuple[object, ...] | None = None
     standing: Hold | None = None
+    bound_for: int | None = None
     gone: bool = False
 
     def stands(self, state: tuple[object, ...], now: float) -> bool:
@@ -49,11 +50,12 @@ class Waiting:
     def again(self, state: tuple[object, ...]) -> None:
         """It is still held for the same, in this state too."""
         if self.standing is not None:
-            self.hold, self.until, self.decided = self.standing.reason, self.standing.until, state
+            self.hold, self.until, self.bound_for = self.standing.reason, self.standing.until, self.standing.server
+            self.decided = state
 
     def take(self, hold: Hold) -> None:
         """It is held."""
-        self.standing, self.hold, self.until = hold, hold.reason, hold.until
+        self.standing, self.hold, self.until, self.bound_for = hold, hold.reason, hold.until, hold.server
         if hold.reason is HoldReason.SLOT_WAIT and self.patience is None:
             self.patience = hold.until
         self.overtaken += hold.reason is HoldReason.OVERTAKEN

@@ -287,30 +287,30 @@ class Scheduler:
         line = self._queue.ordered(self._policy)
         place = Placement(fleet, line, self._queue.counts, self._policy, now, fleet.busy(len(self._running)))
         for place.yielding in (True, False):
-            place.bound_for.clear()
+            place.start_over()
             state, idle = place.see(), fleet.any_open()
             for waiting in line:
                 if waiting.gone or waiting.stands(state, now):
-                    continue
-                if servers and not idle:
-                    waiting.hold, waiting.until = HoldReason.NO_SLOT, None
-                    continue
-                if place.stands(waiting):
+                    pass
+                elif servers and not idle:
+                    waiting.hold, waiting.until, waiting.bound_for = HoldReason.NO_SLOT, None, None
+                elif place.stands(waiting):
                     waiting.again(state)
-                    continue
-                found = self._carry_out(place, waiting, now)
-                effects += found
-                if found:
-                    place.changed()
-                    state, idle = place.see(), fleet.any_open()
-                waiting.decided = state
+                else:
+                    found = self._carry_out(place, waiting, now)
+                    effects += found
+                    if found:
+                        place.changed()
+                        state, idle = place.see(), fleet.any_open()
+                    waiting.decided = state
+                place.go_past(waiting)
             if not any(waiting.hold is HoldReason.OVERTAKEN for waiting in self._queue):
                 break
         return effects
 
     def _carry_out(self, place: Placement, waiting: Waiting, now: float) -> list[Effect]:
         decision = place.decide(waiting)
-        waiting.until = waiting.standing = None
+        waiting.until = waiting.standing = waiting.bound_for = None
         match decision:
             case Hold():
                 waiting.take(decision)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from prefixproxy.prefix import PrefixChain
 from prefixproxy.schedule.fleet import Fleet
-from prefixproxy.schedule.plan import WAIT_SLACK, Hold, Server, prefill_s, tokens_of
+from prefixproxy.schedule.plan import WAIT_SLACK, Hold, Server, Standing, prefill_s, tokens_of
 from prefixproxy.schedule.price import Prices
 from prefixproxy.schedule.roots import Gathering, Root
 from prefixproxy.schedule.slot import Slot
@@ -31,7 +31,16 @@ class UnderWay:
 
     @property
     def hold(self) -> Hold:
-        return Hold(self.reason, self.until)
+        return self.hold_standing(None)
+
+    def hold_standing(self, why: Standing | None) -> Hold:
+        """For as long as `why` says. Who has a slot prepared for it takes no other one."""
+        return Hold(self.reason, self.until, why, None if self.is_prepared else self.server.slots.number)
+
+    @property
+    def is_prepared(self) -> bool:
+        """It is a slot that is prepared for one ticket."""
+        return isinstance(self.what, Slot) and self.what.state is SlotState.RESERVED
 
     @property
     def is_root(self) -> bool:

@@ -60,6 +60,13 @@ class Waits(Prices):
             return serving
         return Group([server for server in serving if self.closed_because(server) is None])
 
+    def apart_from(self, servers: Group, numbers: frozenset[int]) -> Group:
+        key = servers.numbers - numbers
+        known = self._opened.get(key)
+        if known is None:
+            known = self._opened[key] = Group([server for server in servers if server.slots.number not in numbers])
+        return known
+
     def restless_of(self, group: Group) -> list[Server]:
         return [server for server in self.fleet.restless() if server in group]
 
@@ -78,13 +85,15 @@ class Waits(Prices):
         if self.index is not None and not self.index.odd:
             one = self._next(ticket, servers, best.cached) or self._busy(waiting, servers, best)
             return None if one is None else self._hold(ticket, servers, one, best)
-        for server in servers:
-            hold = self.fleet.prepared(ticket, Group([server]))
-            if hold is None and ticket.reuse:
-                found = under_way(server, self.policy)
-                hold = next((one.hold for one in found if one.has_more(self, ticket, best.cached)), None)
-            if hold is not None:
-                return hold
+        hold = self.fleet.prepared(ticket, servers)
+        if hold is not None:
+            return hold
+        for server in servers if ticket.reuse else ():
+            if self.is_taken(server) and self.has_room(servers):
+                continue
+            for one in under_way(server, self.policy):
+                if one.has_more(self, ticket, best.cached):
+                    return one.hold
         busy = self._busy(waiting, servers, best)
         return None if busy is None else busy.hold
 
@@ -102,19 +111,15 @@ class Waits(Prices):
         why = self._why(ticket, servers, one, best)
         if not self._still(why, ticket):
             return None
-        return one.hold if self._limited(ticket) or _unsteady(one) else Hold(one.reason, one.until, why)
+        return one.hold if self._limited(ticket) or _unsteady(one) else one.hold_standing(why)
 
     def _next(self, ticket: Ticket, servers: Group, cached: int) -> UnderWay | None:
-        """What it is held for in a large fleet, upstream by upstream, if the cheapest place has so many tokens of it: a
-        slot that is prepared for it, or what is under way."""
+        """What it is held for in a large fleet, if the cheapest place has so many tokens of it: a slot that is prepared
+        for it, or what is under way."""
         slot = self.fleet.prepared_slot(ticket, servers)
-        found = self._first_under_way(ticket, servers, cached)
         if slot is None:
-            return found
-        server = self.fleet.numbered(slot.number // MOST_SLOTS)
-        if found is not None and found.server.slots.number < server.slots.number:
-            return found
-        return UnderWay(server, slot, prepared(slot).reason, slot.until)
+            return self._first_under_way(ticket, servers, cached)
+        return UnderWay(self.fleet.numbered(slot.number // MOST_SLOTS), slot, prepared(slot).reason, slot.until)
 
     def _first_under_way(self, ticket: Ticket, servers: Group, cached: int) -> UnderWay | None:
         hashes = ticket.chain.hashes
@@ -123,6 +128,8 @@ class Waits(Prices):
         need = blocks_for(ticket, cached + self.least_worth())
         last = hashes[need - 1] if need <= len(hashes) else None
         for one in self._alike(ticket):
+            if self.is_taken(one.server) and self.has_room(servers):
+                continue
             if (one.is_root or one.block(need) == last is not None) and one.server in servers:
                 if one.has_more(self, ticket, cached):
                     return one
@@ -134,6 +141,14 @@ class Waits(Prices):
         if known is None:
             known = self._under_way[first] = alike(self.fleet, self.path(ticket), first, self.policy)
         return known
+
+    def has_room(self, servers: Group) -> bool:
+        """Whether any upstream has a slot for a ticket that nobody ahead waits for. Else it waits where it can."""
+        if len(servers) < 2:
+            return False
+        if self.index is not None:
+            return not self.full >= (self.index.open & servers.numbers)
+        return any(server.slots.number not in self.full and _has_slot(server) for server in servers)
 
     # 5. a busy slot
 
@@ -188,10 +203,15 @@ class Waits(Prices):
             return False
         if self.stale:
             self.catch_up()
+        leads = why.rest_s is None and hold.server is not None
+        if leads and self.is_taken(why.server) and self.has_room(why.servers):
+            return False
         index = self.index
         if index is None or index.open.isdisjoint(why.servers.numbers) or not index.open.isdisjoint(why.without):
             return False
         if index.changes.now != why.seen and not self._untouched(why, waiting.ticket, index.changes):
+            return False
+        if why.past and not self._is_first(why, waiting.ticket):
             return False
         return self._as_measured(why, waiting.ticket, index)
 
@@ -279,7 +299,7 @@ class Waits(Prices):
             return one.hold
         why = self._why(ticket, servers, one, best)
         stands = self._is_first(why, ticket) and self._still(why, ticket)
-        return Hold(one.reason, one.until, why) if stands else one.hold
+        return one.hold_standing(why) if stands else one.hold
 
     def _why(self, ticket: Ticket, servers: Group, one: UnderWay, best: Place | None) -> Standing:
         index, policy, server, highest = self.index, self.policy, one.server, self._highest()
@@ -298,6 +318,7 @@ class Waits(Prices):
             without=without,
             server=server,
             what=one.what,
+            past=any(self.is_taken(other.server) for other in self._alike(ticket)) and self.has_room(servers),
             turn=one.what.turn if isinstance(one.what, Slot) else 0,
             least=self._at_least(ticket, best),
             most=most,
@@ -362,11 +383,16 @@ class Waits(Prices):
         return 0, frozenset(without)
 
 
-def _number(what: Slot | int) -> int:
-    """Of the upstream."""
-    return what if isinstance(what, int) else what.number // MOST_SLOTS
-
-
 def _unsteady(one: UnderWay) -> bool:
     """Whether it is waited for this only as long as an estimate says."""
     return isinstance(one.what, Slot) and (one.what.state is SlotState.DRAINING or one.what.quiet)
+
+
+def _has_slot(server: Server) -> bool:
+    """Whether it has a slot that anybody may have."""
+    return any(slot.promised is None for slot in server.slots.in_state(SlotState.IDLE))
+
+
+def _number(what: Slot | int) -> int:
+    """Of the upstream."""
+    return what if isinstance(what, int) else what.number // MOST_SLOTS

@@ -216,12 +216,12 @@ def test_a_hold_stands_as_long_as_a_look_finds_it(load: Load) -> None:
 
 
 def test_most_holds_stand(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the looks at those who wait on many servers, few are whole ones."""
+    """Of the looks at those who wait on many servers, few are whole ones, but for those who want a certain slot."""
     whole, stood = [], []
     decide, stands = Placement.decide, Waits.stands
 
     def counting(place: Placement, waiting: Waiting) -> Decision:
-        whole.append(waiting.decided is not None)
+        whole.append(waiting.decided is not None and waiting.ticket.wanted_slot is None)
         return decide(place, waiting)
 
     def standing(place: Waits, waiting: Waiting) -> bool:
@@ -346,7 +346,7 @@ FIXED = [
         (5, 5, 3, 1.0, 300.0, 500),
         (6, 7, 2, 0.2, 300.0, 50_000),
     ]
-]
+] + [Load("fanout", 94, 4, 1, 4.0, 300.0, 500)]
 PLANTED = [
     forgets_who_is_alone_now,
     takes_the_first_that_is_cheap,
