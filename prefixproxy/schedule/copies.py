@@ -15,7 +15,7 @@ from __future__ import annotations
 from math import inf
 
 from prefixproxy.schedule.slot import NOTHING, Slot, Work
-from prefixproxy.schedule.slots import COPIES_S, Upstream
+from prefixproxy.schedule.slots import COPIES_S, UNSTARTED_SETTLE_S, Upstream
 from prefixproxy.schedule.types import Decode, Effect, Finish, Policy, Ticket
 from prefixproxy.types import SlotId, SlotState
 
@@ -46,8 +46,8 @@ def settle(slots: Upstream, policy: Policy, now: float) -> list[Effect]:
     slots.reserve(slot, Work.DECODE, None, now + policy.max_copy_s, now)
     slots.suspect(slot, None)
     if not pinned:
-        for one in [slot, *slots.in_state(SlotState.IDLE)]:
-            slots.suspect(one, NOTHING)
+        slots.suspect(slot, NOTHING)
+        _doubt_all(slots)
     return [Decode(slot.id, pinned)]
 
 
@@ -62,12 +62,23 @@ def decoded(slots: Upstream, slot: SlotId, ok: bool, now: float) -> None:
     if row.doubt is not None:  # it may have been another slot
         row.started = True
         slots.drain(row, now)
+        _doubt_all(slots)
+        if not ok:
+            slots.haunted_until = now + UNSTARTED_SETTLE_S
         return
     slots.forget(row)
     if ok:
         slots.free(row, now)
     else:
         slots.drain(row, now)
+
+
+def _doubt_all(slots: Upstream) -> None:
+    """Any slot that is not ours may have taken it: what a look showed before it did so counts no more."""
+    for slot in slots.in_state(SlotState.IDLE, SlotState.FOREIGN, SlotState.DRAINING):
+        slot.task = None
+        if slot.idle:
+            slots.suspect(slot, NOTHING)
 
 
 def _decoding(slots: Upstream) -> list[Slot]:

@@ -127,6 +127,30 @@ def test_a_decode_anywhere_leaves_no_belief_unchecked() -> None:
     assert s.snapshot(1.3).slots[2].tokens == 0, "it was decoded there"
 
 
+def test_a_task_of_a_decode_anywhere_is_not_taken_for_the_next_request() -> None:
+    """It was decoded in slot 1, not in the one that it was expected in."""
+    s = Scheduler(Policy(park=False))
+    s.upstream_up(replace(facts(n_slots=3, capabilities=FULL), shared=True), -1.0)
+
+    def look(now: float, *rows: tuple[bool, int]) -> list[Effect]:
+        return s.slots_seen("u", {i: SlotSeen(busy, 0, task) for i, (busy, task) in enumerate(rows)}, now, now)
+
+    look(-0.1, (False, 1), (False, 2), (False, 3))
+    s.submit([lane("a", n_seqs=2)], 0.0)
+    look(0.1, (True, 4), (True, 5), (False, 3))
+    look(0.2, (True, 4), (True, 5), (True, 6))
+    effects = s.finished(A, ONE_EACH, 1.0) + look(1.1, (False, 4), (False, 5), (True, 6))
+    assert decodes(effects) == [Decode(SlotId("u", 0), pinned=False)]
+    look(1.15, (False, 4), (False, 5), (True, 6))
+    s.submit([lane("b")], 1.2)
+    assert granted([*s.decoded(SlotId("u", 0), True, 1.3), *look(1.4, (False, 4), (False, 7), (True, 6))]) == [B]
+    look(1.5, (False, 4), (False, 7), (True, 6))
+    assert s.slot_of(B) is None
+    s.started(B, 1.55)
+    look(1.6, (True, 8), (False, 7), (True, 6))
+    assert s.slot_of(B) == SlotId("u", 0)
+
+
 def test_nothing_unpinned_is_sent_beside_answers_that_may_all_end_with_their_first_token() -> None:
     """It could get one of their slots in the moment they end, and what the RAM cache has for it."""
     s = several_answers(n_slots=4)
