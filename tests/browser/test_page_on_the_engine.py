@@ -44,7 +44,7 @@ async def test_a_fan_out_is_seen_as_it_was(
     width: int, engine_factory: Callable[..., RunningEngine], tmp_path: Path
 ) -> None:
     engine = engine_factory(parallel=4, ctx=4 * 4096)
-    async with running_proxy(engine.url, admission__root_threshold=0.01) as running, browser() as chrome:
+    async with running_proxy(engine.url, admission__root_threshold=0.001) as running, browser() as chrome:
         one = await opened(chrome, running, width)
         page = one.page
         await expect(page.locator("#connection")).to_have_text("live")

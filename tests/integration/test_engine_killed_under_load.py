@@ -58,7 +58,7 @@ async def test_the_engine_is_killed_under_load(tiny_models: Callable[[str], Path
         extra={"cpuparams.n_threads": 1},
         restart=RestartPolicy(first_delay_s=0.01),
     )
-    overrides = {"state.path": ":memory:", "admission.root_threshold": 0.01}
+    overrides = {"state.path": ":memory:", "admission.root_threshold": 0.001}
     settings = load_settings(packaged_config("default.toml"), overrides, {})
     async with wired(settings, engine) as proxy, listening(proxy) as running:
         keeper = proxy.parts.dispatcher.keepers[EMBEDDED]

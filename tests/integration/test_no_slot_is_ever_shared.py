@@ -54,7 +54,7 @@ async def test_two_hundred_at_once_answer_as_one_by_one(
     assert len(set(alone)) > N_REQUESTS // 4, "the model must tell the requests apart"
 
     # A root threshold near zero makes every root worth a warm-up, so that save and restore take part.
-    async with running_proxy(engine.url, admission__root_threshold=0.01) as running:
+    async with running_proxy(engine.url, admission__root_threshold=0.001) as running:
         limits = httpx.Limits(max_connections=N_REQUESTS)
         async with httpx.AsyncClient(base_url=running.url, timeout=240, limits=limits) as client:
             together = await asyncio.gather(*(said(client, number) for number in range(N_REQUESTS)))

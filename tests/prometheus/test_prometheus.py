@@ -157,7 +157,7 @@ async def test_every_expression_returns_data_or_is_known_not_to(
     assert set(EMPTY) <= {each.where for each in asked}
     engine = engine_factory(parallel=4, ctx=4 * 4096)
     async with (
-        running_proxy(engine.url, admission__root_threshold=0.01) as running,
+        running_proxy(engine.url, admission__root_threshold=0.001) as running,
         prometheus(running.url.removeprefix("http://"), tmp_path) as server,
     ):
         # A rate needs two samples of a series, and one that moved while it was watched.
