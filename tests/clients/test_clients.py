@@ -32,9 +32,11 @@ Way = Callable[[], AbstractContextManager[tuple[str, Run]]]
 def table(request: pytest.FixtureRequest) -> Iterator[Table]:
     table = Table()
     yield table
-    reporter = request.config.pluginmanager.get_plugin("terminalreporter")
-    if reporter is not None and table.rows:
-        reporter.write("\n" + table.text + "\n")
+    plugins = request.config.pluginmanager
+    reporter, capture = plugins.get_plugin("terminalreporter"), plugins.get_plugin("capturemanager")
+    if reporter is not None and capture is not None and table.rows:
+        with capture.global_and_fixture_disabled():
+            reporter.write("\n" + table.text + "\n")
 
 
 @pytest.fixture
