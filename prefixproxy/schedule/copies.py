@@ -44,9 +44,8 @@ def settle(slots: Upstream, policy: Policy, now: float) -> list[Effect]:
         return []
     slot = min(idle, key=lambda slot: (slot.promised is not None, slot.held.tokens))
     slots.reserve(slot, Work.DECODE, None, now + policy.max_copy_s, now)
-    slots.suspect(slot, None)
+    slots.suspect(slot, None if pinned else NOTHING)
     if not pinned:
-        slots.suspect(slot, NOTHING)
         _doubt_all(slots)
     return [Decode(slot.id, pinned)]
 

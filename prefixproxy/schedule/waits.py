@@ -89,7 +89,7 @@ class Waits(Prices):
         if hold is not None:
             return hold
         for server in servers if ticket.reuse else ():
-            if self.is_taken(server) and self.has_room(servers):
+            if self.is_passed(server, servers):
                 continue
             for one in under_way(server, self.policy):
                 if one.has_more(self, ticket, best.cached):
@@ -128,7 +128,7 @@ class Waits(Prices):
         need = blocks_for(ticket, cached + self.least_worth())
         last = hashes[need - 1] if need <= len(hashes) else None
         for one in self._alike(ticket):
-            if self.is_taken(one.server) and self.has_room(servers):
+            if self.is_passed(one.server, servers):
                 continue
             if (one.is_root or one.block(need) == last is not None) and one.server in servers:
                 if one.has_more(self, ticket, cached):
@@ -142,13 +142,18 @@ class Waits(Prices):
             known = self._under_way[first] = alike(self.fleet, self.path(ticket), first, self.policy)
         return known
 
+    def is_passed(self, server: Server, servers: Group) -> bool:
+        """Whether what is under way on it is not waited for: enough others do, and another upstream has room."""
+        return self.is_taken(server) and self.has_room(servers)
+
     def has_room(self, servers: Group) -> bool:
         """Whether any upstream has a slot for a ticket that nobody ahead waits for. Else it waits where it can."""
         if len(servers) < 2:
             return False
         if self.index is not None:
             return not self.full >= (self.index.open & servers.numbers)
-        return any(server.slots.number not in self.full and _has_slot(server) for server in servers)
+        idle = (slot for server in servers for slot in server.slots.in_state(SlotState.IDLE))
+        return any(slot.promised is None and slot.number // MOST_SLOTS not in self.full for slot in idle)
 
     # 5. a busy slot
 
@@ -204,7 +209,7 @@ class Waits(Prices):
         if self.stale:
             self.catch_up()
         leads = why.rest_s is None and hold.server is not None
-        if leads and self.is_taken(why.server) and self.has_room(why.servers):
+        if leads and self.is_passed(why.server, why.servers):
             return False
         index = self.index
         if index is None or index.open.isdisjoint(why.servers.numbers) or not index.open.isdisjoint(why.without):
@@ -318,7 +323,7 @@ class Waits(Prices):
             without=without,
             server=server,
             what=one.what,
-            past=any(self.is_taken(other.server) for other in self._alike(ticket)) and self.has_room(servers),
+            past=any(self.is_passed(other.server, servers) for other in self._alike(ticket)),
             turn=one.what.turn if isinstance(one.what, Slot) else 0,
             least=self._at_least(ticket, best),
             most=most,
@@ -386,11 +391,6 @@ class Waits(Prices):
 def _unsteady(one: UnderWay) -> bool:
     """Whether it is waited for this only as long as an estimate says."""
     return isinstance(one.what, Slot) and (one.what.state is SlotState.DRAINING or one.what.quiet)
-
-
-def _has_slot(server: Server) -> bool:
-    """Whether it has a slot that anybody may have."""
-    return any(slot.promised is None for slot in server.slots.in_state(SlotState.IDLE))
 
 
 def _number(what: Slot | int) -> int:
