@@ -9,9 +9,10 @@ match is about 10^-8 a lookup, and a false match costs one wrong prediction, not
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from hashlib import blake2b
+from itertools import accumulate
 from typing import TypeVar
 
 Row = TypeVar("Row", bytes, str, list[int], tuple[int, ...])
@@ -34,11 +35,14 @@ BLOCK_ENDS: tuple[int, ...] = tuple(_block_ends())
 
 @dataclass(frozen=True, slots=True)
 class PrefixChain:
-    """`hashes[i]` stands for the first `BLOCK_ENDS[i]` bytes; `digest` for the whole prompt of `n_bytes` bytes."""
+    """`hashes[i]` stands for the first `BLOCK_ENDS[i]` bytes; `digest` for the whole prompt of `n_bytes` bytes. `ends`:
+    where the parts of the prompt end, in bytes, by the digest up to there: a prompt that is the beginning of another
+    one, to the last byte of a part, is found there by its own digest."""
 
     hashes: tuple[int, ...]
     n_bytes: int
     digest: int
+    ends: Mapping[int, int] = field(default_factory=dict, compare=False, repr=False)
 
     def common_blocks(self, other: PrefixChain) -> int:
         """How many leading blocks both share: a binary search, as equal at i means equal at all before."""
@@ -61,6 +65,18 @@ class PrefixChain:
         blocks = len(other.hashes)
         return not blocks or (blocks <= len(self.hashes) and self.hashes[blocks - 1] == other.hashes[-1])
 
+    def goes_on(self, other: PrefixChain) -> bool:
+        """Whether it begins with all of `other`, as far as that can be told: this one ends with a whole block, or with
+        one of our parts."""
+        if not self.extends(other):
+            return False
+        whole = other.n_bytes == bytes_of(len(other.hashes))
+        return whole or other.digest == self.digest or other.digest in self.ends
+
+    def end_at(self, n_bytes: int) -> int | None:
+        """The digest of its first `n_bytes` bytes, if a part ends there."""
+        return next((digest for digest, end in self.ends.items() if end == n_bytes), None)
+
     def head(self, blocks: int) -> PrefixChain:
         """The prompt cut behind its first `blocks` blocks."""
         kept = self.hashes[:blocks]
@@ -79,16 +95,19 @@ def blocks_within(n_bytes: int) -> int:
 
 def chain_of(parts: Iterable[bytes], salt: bytes = b"") -> PrefixChain:
     """The chain of the concatenated parts. `salt` keeps prompts of different models apart."""
-    text = b"".join(parts)
-    state, hashes, start = blake2b(salt, digest_size=8), [], 0
-    for end in BLOCK_ENDS:
-        if end > len(text):
-            break
+    parts = list(parts)
+    text, borders = b"".join(parts), set(accumulate(map(len, parts)))
+    state, start = blake2b(salt, digest_size=8), 0
+    hashes, ends = list[int](), dict[int, int]()
+    whole = bisect_right(BLOCK_ENDS, len(text))
+    for end in sorted(borders.union(BLOCK_ENDS[:whole])):
         state.update(text[start:end])
-        hashes.append(int.from_bytes(state.digest(), "little"))
-        start = end
-    state.update(text[start:])
-    return PrefixChain(tuple(hashes), len(text), int.from_bytes(state.digest(), "little"))
+        digest, start = int.from_bytes(state.digest(), "little"), end
+        if len(hashes) < whole and end == BLOCK_ENDS[len(hashes)]:
+            hashes.append(digest)
+        if end in borders:
+            ends[digest] = end
+    return PrefixChain(tuple(hashes), len(text), int.from_bytes(state.digest(), "little"), ends)
 
 
 def shared_length(a: Row, b: Row) -> int:

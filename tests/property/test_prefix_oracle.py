@@ -107,3 +107,23 @@ class Counts(RuleBasedStateMachine):
 
 
 TestCounts = Counts.TestCase
+
+
+PARTS = st.lists(st.binary(min_size=1, max_size=200), min_size=1, max_size=5)
+
+
+@given(PARTS, PARTS)
+def test_a_prompt_is_found_as_the_beginning_of_one_that_goes_on(parts: list[bytes], more: list[bytes]) -> None:
+    whole = chain_of([*parts, *more])
+    assert whole.goes_on(chain_of(parts))
+    assert whole.goes_on(whole)
+    assert whole.end_at(sum(map(len, parts))) == chain_of(parts).digest
+    assert whole == chain_of([b"".join([*parts, *more])])
+
+
+@given(PARTS, PARTS, st.data())
+def test_another_last_byte_is_another_beginning(parts: list[bytes], more: list[bytes], given: st.DataObject) -> None:
+    """Though it may lie behind the last whole block."""
+    last = bytearray(parts[-1])
+    last[-1] ^= given.draw(st.integers(1, 255))
+    assert not chain_of([*parts, *more]).goes_on(chain_of([*parts[:-1], bytes(last)]))
