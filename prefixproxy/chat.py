@@ -17,7 +17,17 @@ import orjson
 
 from prefixproxy.body import Body, edited
 from prefixproxy.chat_apis import read_prompt
-from prefixproxy.chat_parts import FIELD, PART, NotUnderstood, Part, Reader, message_bytes, part_bytes
+from prefixproxy.chat_parts import (
+    FIELD,
+    PART,
+    NotUnderstood,
+    Part,
+    Reader,
+    before_byte,
+    message_bytes,
+    part_bytes,
+    placed_parts,
+)
 from prefixproxy.prompt import AppendItem, Edit, Message, Opaque, Prompt, Role, SetText, Text
 from prefixproxy.types import Api
 
@@ -39,6 +49,10 @@ class Canonical:
     @property
     def n_bytes(self) -> int:
         return self.segments[-1][2] if self.segments else 0
+
+    def start_of(self, label: str) -> int:
+        """Bytes in front of a segment."""
+        return next(start for name, start, _ in self.segments if name == label)
 
     def locate(self, offset: int) -> tuple[str, int]:
         """The segment a byte belongs to, and its place there; "tail" behind the last one."""
@@ -101,6 +115,27 @@ def canonical(prompt: Prompt) -> Canonical:
         if i == n_head - 1:
             head_bytes = end
     return Canonical(tuple(parts), head_bytes, tuple(segments))
+
+
+def cut_at(prompt: Prompt, form: Canonical, offset: int) -> tuple[dict[str, Any], int] | None:
+    """A chat body that is rendered like the prompt up to this byte of its `form`, and unlike it from there on; and the
+    bytes they share. Where no text stands there the prompt ends with the message before, as no template takes half a
+    tool call. None where there is none, and for anything but a chat."""
+    label, within = form.locate(offset)
+    if prompt.api is not Api.CHAT or prompt.data is None or not label.endswith("]"):
+        return None
+    message = prompt.messages[int(label[label.index("[") + 1 : -1])]
+    within -= len(MESSAGE + message.role.value.encode() + PART)
+    for start, piece, part in placed_parts(message):
+        if isinstance(part, Text) and start <= within < start + len(piece):
+            kept = before_byte(piece, within - start)
+            return edited(prompt.data, [SetText(part.path, kept + _unlike(part.text[len(kept) :]))]), offset
+    before = prompt.data["messages"][: message.path[1]]
+    return ({**prompt.data, "messages": before}, form.start_of(label)) if before else None
+
+
+def _unlike(text: str) -> str:
+    return "Z" if text.startswith("A") else "A"
 
 
 def answer_message(answer: Mapping[str, Any]) -> Message:

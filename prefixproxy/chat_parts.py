@@ -10,7 +10,7 @@ taken to be rendered.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from hashlib import blake2b
 from types import MappingProxyType
 from typing import Any, Literal
@@ -220,6 +220,23 @@ def message_bytes(message: Message) -> bytes:
         return part_bytes(parts[0])
     pieces = [part_bytes(part) for part in parts]
     return PART.join(pieces if message.form == "parts" else filter(None, pieces))
+
+
+def placed_parts(message: Message) -> Iterator[tuple[int, bytes, Part]]:
+    """The parts with their bytes, and where those begin in `message_bytes`."""
+    start = 0
+    for part in message.parts:
+        piece = part_bytes(part)
+        if piece or message.form == "parts":
+            yield start, piece, part
+            start += len(piece) + len(PART)
+
+
+def before_byte(text: bytes, offset: int) -> str:
+    """The whole characters in front of it."""
+    while offset and text[offset] & 0xC0 == 0x80:
+        offset -= 1
+    return text[:offset].decode("utf-8", "surrogatepass")
 
 
 def _digest(content: bytes) -> bytes:

@@ -15,6 +15,7 @@ from prefixproxy.intake import OUR_HEADERS, header
 from prefixproxy.lease import Lease
 from prefixproxy.misses import Verdict
 from prefixproxy.plan import Plan
+from prefixproxy.prompt import Prompt, Role
 from prefixproxy.schedule.types import Ticket
 from prefixproxy.types import Api, Outcome, Priority, TicketId, Usage
 from prefixproxy.warming import Rendering
@@ -170,13 +171,21 @@ def ticket_of(exchange: Exchange, n_tokens: int, deadline: float, *, pinnable: b
         side=exchange.side,
         wanted_slot=wanted_slot(data) if pinnable else None,
         pinnable=pinnable,
-        warmable=reuse and pinnable and exchange.api is Api.CHAT and prompt is not None and not prompt.multimodal,
+        warmable=reuse and pinnable and exchange.api is Api.CHAT and prompt is not None and _has_head(prompt),
         n_seqs=sequences(data),
         needs_ctx=exchange.measured.needs,
         streams=exchange.streaming,
         reuse=reuse,
+        starts=plan.starts,
+        solid=plan.solid,
     )
 
 
+def _has_head(prompt: Prompt) -> bool:
+    """Whether something can be left off behind a head."""
+    return not prompt.multimodal and any(message.role is Role.USER for message in prompt.messages)
+
+
 def rendering_of(exchange: Exchange) -> Rendering:
-    return Rendering(exchange.path, exchange.planned().rendered())
+    plan = exchange.planned()
+    return Rendering(exchange.path, plan.rendered(), plan.cut_at)

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 
 from prefixproxy.answers import AnswerMemory
 from prefixproxy.body import Body, json_bytes
-from prefixproxy.chat import Canonical, answer_message, apply_edits, canonical, parse_prompt
+from prefixproxy.chat import Canonical, answer_message, apply_edits, canonical, cut_at, parse_prompt
 from prefixproxy.chat_parts import NotUnderstood
 from prefixproxy.compat import folded
 from prefixproxy.patience.splice import returned
@@ -47,6 +47,28 @@ class Plan:
     def rendered(self, control: Sequence[Edit] = ()) -> bytes:
         """The body to send, with `control` (slot, streaming) added."""
         return self.body.render([*self.edits, *control])
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """Of its first and its last user message: digests of all before it (`PrefixChain.ends`)."""
+        segments = () if self.canonical is None else self.canonical.segments
+        starts = [start for label, start, _ in segments if label.startswith("user[")]
+        found = (self.chain.end_at(start) for start in (*starts[:1], *starts[1:][-1:]))
+        return tuple(digest for digest in found if digest is not None)
+
+    @property
+    def solid(self) -> tuple[tuple[int, int], ...]:
+        """From where to where it cannot be cut, in bytes: messages that are no text alone."""
+        if self.prompt is None or self.canonical is None:
+            return ()
+        whole = {f"[{i}]" for i, m in enumerate(self.prompt.messages) if len(m.texts) < len(m.parts)}
+        return tuple((start, end) for label, start, end in self.canonical.segments if label[label.find("[") :] in whole)
+
+    def cut_at(self, offset: int) -> tuple[dict[str, Any], int] | None:
+        """See `chat.cut_at`."""
+        if self.prompt is None or self.canonical is None:
+            return None
+        return cut_at(self.prompt, self.canonical, offset)
 
 
 class Planner:

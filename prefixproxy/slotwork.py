@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from prefixproxy.backends import Backend, CopyResult
 from prefixproxy.errors import ProxyError, UpstreamFailed, UpstreamUnavailable
 from prefixproxy.lease import Watch
+from prefixproxy.prefix import blocks_within
 from prefixproxy.schedule.types import COPY_WORK_S, WARM_WORK_S, Decode, Restore, Save, Warm, WarmResult
 from prefixproxy.types import Usage
-from prefixproxy.warming import Rendering, root_tokens, whole_tokens
+from prefixproxy.warming import Rendering, root_tokens, tokens_up_to, whole_tokens
 
 log = logging.getLogger(__name__)
 
@@ -38,12 +39,12 @@ class SlotWork:
     async def warm(self, backend: Backend, effect: Warm, lanes: Sequence[Rendering]) -> WarmResult:
         result = WarmResult(ok=False)
         usage: Usage | None = None
-        find = whole_tokens if effect.whole else root_tokens
         async with self._reporting(backend, "a warm-up", WARM_WORK_S) as report:
-            cost = await backend.warm(effect.slot, await find(backend, lanes))
+            tokens, blocks = await _tokens(backend, effect, lanes)
+            cost = await backend.warm(effect.slot, tokens)
             usage = cost.usage
             seconds = (usage.prompt_ms or 0.0) / 1e3
-            result = WarmResult(True, cost.n_tokens, seconds, evaluated=usage.evaluated_tokens)
+            result = WarmResult(True, cost.n_tokens, seconds, blocks, usage.evaluated_tokens)
         self._watch.warmup(backend.name, report.outcome, self._model_of(backend.name), effect.slot.slot, usage)
         return result
 
@@ -88,3 +89,16 @@ class SlotWork:
             self._lost(backend, failure)
         except (ProxyError, KeyError, TypeError, ValueError) as failure:
             log.warning("%s on %s failed: %s", what, backend.name, failure)
+
+
+async def _tokens(backend: Backend, effect: Warm, lanes: Sequence[Rendering]) -> tuple[list[int], int | None]:
+    """What to evaluate, and the blocks of the first ticket's chain that it covers, if these may be fewer than the
+    root's."""
+    if effect.whole:
+        return await whole_tokens(backend, lanes), None
+    if not effect.n_bytes or len(lanes) > 1:
+        return await root_tokens(backend, lanes), None
+    if not lanes:
+        raise UpstreamFailed("nobody waits for this root any more")
+    tokens, covered = await tokens_up_to(backend, lanes[0], effect.n_bytes)
+    return tokens, blocks_within(covered)

@@ -167,6 +167,8 @@ class Capabilities:
     """What one request evaluated serves every other, whichever of them runs."""
     rolls_back: bool | None = None
     """Whether a slot can forget the tail of a short prompt and keep the rest; None: not tried, or it did not tell."""
+    host_cache: bool | None = None
+    """Whether what loses its slot is kept in host memory (`--cache-ram`); None: not known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ Rendering and tokenizing run on the server's HTTP threads, beside decoding, and 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,10 +22,13 @@ MAX_RENDERED_LANES = 3
 
 @dataclass(frozen=True, slots=True)
 class Rendering:
-    """A chat body as it would be sent upstream, to be rendered and tokenized but not run."""
+    """A chat body as it would be sent upstream, to be rendered and tokenized but not run. `cut_at`: the same with
+    another text from that byte of its canonical form on, or from where it can be cut before that, and where that is;
+    None if nowhere."""
 
     path: str
     body: bytes
+    cut_at: Callable[[int], tuple[dict[str, Any], int] | None] | None = None
 
 
 async def root_tokens(backend: Backend, lanes: Sequence[Rendering]) -> list[int]:
@@ -35,6 +38,20 @@ async def root_tokens(backend: Backend, lanes: Sequence[Rendering]) -> list[int]
     if len(bodies) == 1:
         path, body = bodies[0]
         bodies.append((path, with_other_user_text(body)))
+    return await _shared_tokens(backend, bodies)
+
+
+async def tokens_up_to(backend: Backend, lane: Rendering, n_bytes: int) -> tuple[list[int], int]:
+    """The tokens of its first `n_bytes` canonical bytes, or of fewer, and of how many. Raises UpstreamFailed when that
+    is nothing."""
+    cut = None if lane.cut_at is None else lane.cut_at(n_bytes)
+    if cut is None:
+        raise UpstreamFailed("a prompt that cannot be cut there has no root to warm")
+    body, covered = cut
+    return await _shared_tokens(backend, [(lane.path, orjson.loads(lane.body)), (lane.path, body)]), covered
+
+
+async def _shared_tokens(backend: Backend, bodies: Sequence[tuple[str, dict[str, Any]]]) -> list[int]:
     rendered = [await backend.tokens(path, body) for path, body in bodies]
     shared = min(shared_length(rendered[0], other) for other in rendered[1:])
     if not shared:

@@ -12,7 +12,7 @@ from prefixproxy.schedule.scheduler import Scheduler
 from prefixproxy.schedule.types import Effect, Policy, Ticket
 from prefixproxy.simulate.run import Request, Simulation
 from prefixproxy.simulate.server import VirtualServer
-from prefixproxy.simulate.text import BYTES_PER_TOKEN, EMPTY, Text, Trie, span
+from prefixproxy.simulate.text import BYTES_PER_TOKEN, EMPTY, Text, Trie, span, starts_of
 from prefixproxy.types import Capabilities, Priority, TicketId, UpstreamFacts
 
 FULL = Capabilities(pin=True, observe=True, snapshot=True, warm=True, reports_cached=True, tokenize=True, template=True)
@@ -87,10 +87,11 @@ def request(
 ) -> Request:
     """A request whose head is `root` (or its first `head` tokens)."""
     prompt = root + tail
+    chain = prompt.chain()
     name = f"t{next(_ids)}"
     ticket = Ticket(
         TicketId(name),
-        prompt.chain(),
+        chain,
         blocks_within(BYTES_PER_TOKEN * (len(root) if head is None else head)),
         family=str(root.head(1)),
         n_tokens=len(prompt),
@@ -104,5 +105,6 @@ def request(
         pinnable=pinnable,
         warmable=warmable,
         n_seqs=n_seqs,
+        starts=starts_of(chain, len(root) if head is None else head),
     )
     return Request(prompt, words(f"answer {name}", answer), ticket, len(root) if head is None else head)

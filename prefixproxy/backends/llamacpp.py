@@ -62,6 +62,9 @@ class CommandLine(Protocol):
     @property
     def cache_prompt(self) -> bool | None: ...
 
+    @property
+    def ram_mib(self) -> int: ...
+
 
 class LlamaServer(HttpUpstream):
     """A `Backend` over a running llama-server. `build` tells what it was built from where its own answer does not: a
@@ -115,6 +118,7 @@ class LlamaServer(HttpUpstream):
                 template=True,
                 native=True,
                 rolls_back=await self._asked_once(props, tried) if observe and self._tries else None,
+                host_cache=flags.ram_mib != 0 if flags is not None else None,
             ),
             multimodal=any(modalities.values()) if isinstance(modalities, dict) else False,
             shared=self._shared,

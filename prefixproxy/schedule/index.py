@@ -15,7 +15,7 @@ from prefixproxy.schedule.census import Census
 from prefixproxy.schedule.changes import Changes
 from prefixproxy.schedule.park import is_parked, worthwhile_tokens
 from prefixproxy.schedule.plan import Server
-from prefixproxy.schedule.rates import ASSUMED_COPY_S, COPY_CALL_S
+from prefixproxy.schedule.rates import ASSUMED_COPY_S, COPY_CALL_S, NOTHING_KEPT, Kept
 from prefixproxy.schedule.roots import Root
 from prefixproxy.schedule.slot import Slot
 from prefixproxy.schedule.slots import MOST_SLOTS
@@ -78,7 +78,7 @@ class Index:
         self._rows: dict[int, Row] = {}
         self._saved: dict[tuple[int, RootId], tuple[PrefixChain, Root, Node]] = {}
         self._measures: dict[int, tuple[float, float, float]] = {}
-        self._basis: dict[int, tuple[float | None, tuple[float, float, float]]] = {}
+        self._basis: dict[int, tuple[Kept, tuple[float, float, float]]] = {}
         self._bounds: tuple[float, float, float] | None = None
         self.changes = Changes()
         self.measured = 0
@@ -127,10 +127,10 @@ class Index:
         if self._measures.get(number) != found:
             self._measures[number] = found
             self._bounds = None
-        kept, before = self._basis.get(number, (None, None))
-        if before is None or kept != rates.truncated_reuse or not _alike(found, before):
-            self._basis[number] = rates.truncated_reuse, found
-            copies_alone = before is not None and kept == rates.truncated_reuse and _alike(found[:2], before[:2])
+        kept, before = self._basis.get(number, (NOTHING_KEPT, None))
+        if before is None or kept != rates.kept or not _alike(found, before):
+            self._basis[number] = rates.kept, found
+            copies_alone = before is not None and kept == rates.kept and _alike(found[:2], before[:2])
             self.measured += not copies_alone
             self.copied += copies_alone
 
@@ -168,7 +168,7 @@ class Index:
     def saved_roots(self, path: Path, server: Server) -> list[Root]:
         """The roots of an upstream with a snapshot that may be the best for the prompt of that path, in order."""
         number, found = server.slots.number, {}
-        whole = server.slots.kept_share(can_fork=False) == 1.0
+        whole = server.slots.kept_share(can_fork=False) == 1.0 and server.slots.rates.file_reuse in (None, 1.0)
         for blocks, node in reversed(path):
             roots = node.saved.get(number, {}) if blocks else {}
             found.update(roots)

@@ -8,20 +8,17 @@ token: there the prompt is evaluated alone first and saved without its answer.
 
 from __future__ import annotations
 
-from prefixproxy.schedule.plan import Place, SaveFirst, Server, WarmFirst, continues
-from prefixproxy.schedule.slot import Slot
+from prefixproxy.schedule.plan import Place, SaveFirst, Server, WarmFirst
+from prefixproxy.schedule.slot import Slot, continues
 from prefixproxy.schedule.types import Policy, Ticket
 
-ROLLS_BACK_SHARE = 0.75
-"""Slots that keep less than this share of a prefix when its tail has to go cannot be cut back."""
 COPIES = 2.0
 """Saving now and restoring later, in copies."""
+VALUED_RATE = 1000.0
+"""Tokens per second at which what a slot holds is valued at the most: a fast prefill is no reason to throw a
+conversation away, as evaluating it again also holds up whatever decodes beside it."""
 MIN_PARKED_TOKENS = 16
 MIN_ROOT_TOKENS = 64
-
-
-def rolls_back(server: Server) -> bool:
-    return server.slots.kept_share(can_fork=False) >= ROLLS_BACK_SHARE
 
 
 def worthwhile_tokens(server: Server, policy: Policy) -> float:
@@ -29,7 +26,7 @@ def worthwhile_tokens(server: Server, policy: Policy) -> float:
     second prompt, so there it has to cost no more than the copies it needs."""
     rate = server.rate(policy)
     most = policy.root_threshold_s * rate
-    if rolls_back(server):
+    if server.slots.rolls_back:
         return most
     return min(most, max(MIN_ROOT_TOKENS, COPIES * server.slots.rates.copy_s(MIN_ROOT_TOKENS) * rate))
 
@@ -40,7 +37,7 @@ def park_first(ticket: Ticket, place: Place, policy: Policy, busy: int, now: flo
     server, slot = place.server, place.slot
     if slot.held.tokens < MIN_PARKED_TOKENS or slot.promised == ticket.id or is_parked(server, slot):
         return None
-    if not policy.park or not rolls_back(server) or server.snapshots_off_because(policy, now):
+    if not policy.park or not server.slots.rolls_back or server.snapshots_off_because(policy, now):
         return None
     direct = place.root is None and ticket.reuse
     kept = ticket.chain.common_blocks(slot.held.chain) if direct else 0
@@ -49,7 +46,7 @@ def park_first(ticket: Ticket, place: Place, policy: Policy, busy: int, now: flo
     known = server.roots.find(slot.held.chain)
     if known is not None and (known.running or now < known.retry_at):
         return None
-    lost_s = server.slots.lost_s(slot, kept, server.rate(policy), now)
+    lost_s = server.slots.lost_s(slot, kept, min(server.rate(policy), VALUED_RATE), now)
     if lost_s <= COPIES * server.slots.rates.copy_s(slot.held.tokens) * (1 + busy):
         return None
     return SaveFirst(server, slot, slot.held.chain, ticket, parked=True)
@@ -61,15 +58,26 @@ def is_parked(server: Server, slot: Slot) -> bool:
     return known is not None and known.snapshot is not None and known.snapshot.tokens >= slot.held.tokens
 
 
-def turn_first(ticket: Ticket, place: Place, policy: Policy, now: float) -> WarmFirst | None:
+def turn_first(ticket: Ticket, place: Place, policy: Policy, waiting: int, now: float) -> WarmFirst | None:
     """Evaluate the whole prompt alone and save it, where only that can be of use to its next turn, and where there are
-    more conversations than slots."""
+    more conversations than slots: something was overwritten, or will be by the `waiting` tickets or the next one."""
     server, slot = place.server, place.slot
-    if not policy.park or rolls_back(server) or not server.slots.evicted or not ticket.warmable or ticket.side:
+    if not policy.park or server.slots.rolls_back or not ticket.warmable or ticket.side:
+        return None
+    if not server.slots.evicted and not _is_last(ticket, server, slot, waiting):
         return None
     if server.snapshots_off_because(policy, now) or ticket.chain.digest == slot.held.chain.digest:
         return None
     known = server.roots.find(ticket.chain)
     if known is not None and (known.running or known.snapshot is not None or now < known.retry_at):
         return None
-    return WarmFirst(server, slot, ticket.chain, ticket, (), whole=True)
+    return WarmFirst(server, slot, ticket.chain, ticket, (), whole=True, loads=place.loads)
+
+
+def _is_last(ticket: Ticket, server: Server, slot: Slot, waiting: int) -> bool:
+    """Whether a ticket takes the last slot that holds nothing, or there are too few of them for all that wait."""
+    blank = sum(not other.held.tokens for other in server.slots.slots if other is not slot)
+    if blank:
+        return waiting - 1 > blank
+    answered = slot.held.tokens > slot.held.prompt_tokens
+    return not (answered and continues(ticket, slot.held, ticket.chain.common_blocks(slot.held.chain)))

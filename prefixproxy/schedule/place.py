@@ -6,7 +6,7 @@ is overwritten. Waiting for a busy slot and warming a root alone are weighed aga
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -24,6 +24,7 @@ from prefixproxy.schedule.plan import (
     Server,
     Spread,
     WarmFirst,
+    cuttable,
     tokens_of,
 )
 from prefixproxy.schedule.queue import Waiting
@@ -35,6 +36,8 @@ from prefixproxy.types import SlotState
 
 WORTHWHILE_REUSE = 0.9
 """Where slots that forget a tail keep less than this share of the rest, copying a slot with a tail is pointless."""
+MOST_OF_HEAD = 0.5
+"""So much of a head was seen before: what is behind it may well be the user's own."""
 SHORT_SHARE = 0.25
 """A root this much shorter than what is left of another one is warmed beside it."""
 _GOES_NOWHERE = (HoldReason.CLIENT_SLOT, HoldReason.TENANT_SLOTS)
@@ -169,7 +172,7 @@ class Placement(Waits):
         wanted = self._wanted_idle(ticket, peers, server) if peers else None
         if wanted is not None:
             return wanted
-        alone = self._alone(ticket, server)
+        alone = self._alone(ticket, server, best.cached)
         if not ticket.warmable or not self._cold(ticket, server, best.cached, max(with_others, *alone)):
             return None
         before = self._in_the_way(server, max(with_others, *alone), ticket)
@@ -221,16 +224,25 @@ class Placement(Waits):
             return []
         return [w.ticket for w in self.line if w is not waiting and w.plain is None and not w.ticket.alone]
 
-    def _alone(self, ticket: Ticket, server: Server) -> list[int]:
-        """Blocks it may share with later tickets: its head, what a running one shares, the roots known of it."""
-        return [ticket.head_blocks, self._running_blocks(ticket, server), server.roots.deepest_shared(ticket.chain)]
+    def _alone(self, ticket: Ticket, server: Server, cached: int) -> list[int]:
+        """Blocks it may share with later tickets: its head, what a running one shares, or one before it whose slot
+        cannot be cut back to that, the roots known of it."""
+        running = self._shared_blocks(ticket, server, _is_leased)
+        alone = [ticket.head_blocks, server.roots.deepest_shared(ticket.chain), cuttable(ticket, running)]
+        if server.slots.kept_share(can_fork=False) < WORTHWHILE_REUSE:
+            seen = cuttable(ticket, self._shared_blocks(ticket, server, _is_idle))
+            if seen >= ticket.head_blocks * MOST_OF_HEAD and self._cold(ticket, server, cached, seen):
+                alone[0] = seen  # what nobody else had of the head is the next part
+            alone.append(seen)
+        return alone
 
-    def _running_blocks(self, ticket: Ticket, server: Server) -> int:
+    def _shared_blocks(self, ticket: Ticket, server: Server, which: Callable[[Slot], bool]) -> int:
+        """The most that it shares with one of these slots."""
         if self.index is None or server.slots.number in self.index.odd:
-            leased = server.slots.in_state(SlotState.LEASED)
-            return max((ticket.chain.common_blocks(slot.held.chain) for slot in leased), default=0)
+            found = (ticket.chain.common_blocks(slot.held.chain) for slot in server.slots.slots if which(slot))
+            return max(found, default=0)
         for blocks, node in reversed(self.path(ticket)):
-            if any(s.state is SlotState.LEASED for s in node.slots_of(server.slots)):
+            if any(which(slot) for slot in node.slots_of(server.slots)):
                 return blocks
         return 0
 
@@ -269,7 +281,7 @@ class Placement(Waits):
         parked = park_first(ticket, place, self.policy, self.running, self.now)
         if parked is not None or place.root is not None or isinstance(found, WarmFirst):
             return parked or found
-        return turn_first(ticket, place, self.policy, self.now) or found
+        return turn_first(ticket, place, self.policy, len(self.line), self.now) or found
 
     def _unless_needed(self, waiting: Waiting, best: Place, places: Sequence[Place], servers: Group) -> Place | Hold:
         if not self.yielding or self.policy.policy == "fifo" or waiting.overtaken >= self.policy.max_overtaken:
@@ -313,6 +325,14 @@ class Placement(Waits):
 def _best(places: Sequence[Place]) -> Place:
     """The cheapest; of those that cost the same the one that was left alone for longest."""
     return min(places, key=lambda place: (round(place.cost_s, 3), place.slot.turn))
+
+
+def _is_leased(slot: Slot) -> bool:
+    return slot.state is SlotState.LEASED
+
+
+def _is_idle(slot: Slot) -> bool:
+    return slot.idle
 
 
 def _warms(server: Server) -> bool:

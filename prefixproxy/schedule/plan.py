@@ -7,17 +7,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from prefixproxy.prefix import BLOCK_ENDS, PrefixChain, bytes_of
+from prefixproxy.prefix import BLOCK_ENDS, PrefixChain, blocks_within, bytes_of
 from prefixproxy.routing import serving
+from prefixproxy.schedule.ram import Loads
+from prefixproxy.schedule.rates import Kept
 from prefixproxy.schedule.roots import Gathering, Root, RootTable
-from prefixproxy.schedule.slot import Held, Slot
+from prefixproxy.schedule.slot import Held, Slot, continues
 from prefixproxy.schedule.slots import Upstream
 from prefixproxy.schedule.types import HoldReason, Policy, Reason, Ticket
 
 WAIT_SLACK = 2.0
 """A wait for a busy slot is given up after this many times the expected time."""
-MIN_TOKEN_BYTES = 2
-"""Text has more bytes than that for each token, nearly always."""
 
 
 @dataclass(slots=True, eq=False)
@@ -90,7 +90,7 @@ class Standing:
     least: int
     most: int
     more: int
-    rates: tuple[tuple[Server, float, float | None], ...]
+    rates: tuple[tuple[Server, float, Kept], ...]
     highest: float
     best: Slot | None
     rest_s: float | None = None
@@ -126,6 +126,8 @@ class Place:
     cached: int
     cost_s: float
     reason: Reason = Reason.RESIDENT
+    loads: Loads | None = None
+    """What the server is counted on to load there from its own cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +137,7 @@ class WarmFirst:
     chain: PrefixChain
     leader: Ticket
     others: tuple[Ticket, ...]
+    loads: Loads | None = None
     whole: bool = False
     """Not a root of several, but all of the leader's prompt."""
 
@@ -173,6 +176,17 @@ def tokens_of(ticket: Ticket, blocks: int) -> int:
     return ticket.n_tokens * bytes_of(blocks) // ticket.chain.n_bytes if blocks else 0
 
 
+def tokens_in(ticket: Ticket, n_bytes: int) -> int:
+    """The same of its first bytes."""
+    return ticket.n_tokens * n_bytes // ticket.chain.n_bytes if n_bytes else 0
+
+
+def cuttable(ticket: Ticket, blocks: int) -> int:
+    """The most of so many blocks behind which a ticket's prompt can be cut."""
+    n_bytes = bytes_of(blocks)
+    return next((blocks_within(start) for start, end in ticket.solid if start < n_bytes < end), blocks)
+
+
 def blocks_for(ticket: Ticket, tokens: float) -> int:
     """The fewest blocks of a ticket that have more than so many tokens (`tokens_of`)."""
     n_bytes = -(-(int(tokens) + 1) * ticket.chain.n_bytes // ticket.n_tokens)
@@ -190,6 +204,20 @@ def shared(ticket: Ticket, server: Server, held: Held) -> tuple[int, int]:
     return max(0, min(held.tokens_at(blocks), ticket.n_tokens - 1)), blocks
 
 
+def is_truncated(ticket: Ticket, server: Server, held: Held, blocks: int) -> bool:
+    """Whether a prompt that shares so many blocks with `held` has to forget more than an answer there. A difference in
+    the last, partial block matters only where slots cannot be cut back."""
+    if blocks < len(held.chain.hashes):
+        return True
+    return not (server.slots.rolls_back or ticket.chain.goes_on(held.chain) or continues(ticket, held, blocks))
+
+
+def kept_by_cut(ticket: Ticket, held: Held, blocks: int) -> int:
+    """Tokens of a ticket before the last checkpoint in what both share; no more than in whole blocks, as all that is
+    compared with it."""
+    return min(tokens_in(ticket, held.cut_for(ticket.chain, blocks)), tokens_of(ticket, blocks))
+
+
 def evaluated(ticket: Ticket, server: Server, slot: Slot) -> Held:
     """What a ticket finds evaluated in an idle slot. Where one cache serves all: whatever of it anybody evaluated."""
     if not server.slots.facts.capabilities.shared_cache:
@@ -202,13 +230,6 @@ def prefill_s(slot: Slot, server: Server, policy: Policy) -> float:
     """How long the prefill in a leased slot may take. Where its end does not show, what is expected of it must do."""
     expected_s = WAIT_SLACK * slot.uncached / server.rate(policy)
     return min(policy.max_warm_s, expected_s) if slot.quiet else policy.max_warm_s
-
-
-def continues(ticket: Ticket, held: Held, blocks: int) -> bool:
-    """Whether a ticket that shares `blocks` blocks with `held` can be its next turn, which carries its answer too.
-    Another question on the same root can differ in the last, partial block alone."""
-    answer = held.tokens - held.prompt_tokens
-    return blocks == len(held.chain.hashes) and ticket.chain.n_bytes >= held.chain.n_bytes + MIN_TOKEN_BYTES * answer
 
 
 def serving_servers(servers: Sequence[Server], ticket: Ticket) -> list[Server]:

@@ -10,17 +10,14 @@ from prefixproxy.schedule.counts import PrefixCounts
 from prefixproxy.schedule.fleet import Fleet
 from prefixproxy.schedule.index import Index
 from prefixproxy.schedule.park import is_parked, worthwhile_tokens
-from prefixproxy.schedule.plan import Place, Server, continues, evaluated, reuses, tokens_of
+from prefixproxy.schedule.plan import Place, Server, evaluated, is_truncated, kept_by_cut, reuses, tokens_of
 from prefixproxy.schedule.queue import Waiting
+from prefixproxy.schedule.ram import KEPT_ENOUGH, Loads, kept
 from prefixproxy.schedule.roots import Root
-from prefixproxy.schedule.slot import Held, Slot
+from prefixproxy.schedule.slot import Held, Slot, continues
 from prefixproxy.schedule.tree import Path
 from prefixproxy.schedule.types import HoldReason, Policy, Reason, Ticket
 from prefixproxy.types import SlotId, TicketId
-
-SAME_TURN_SHARE = 0.9
-"""Where slots cannot be cut back, an answer that the next prompt does not repeat spoils its slot: a copy from before it
-is better."""
 
 
 @dataclass(slots=True)
@@ -78,11 +75,18 @@ class Prices:
             return 0, 0
         blocks = ticket.chain.common_blocks(held.chain)
         tokens = tokens_of(ticket, blocks)
-        if blocks < len(held.chain.hashes):
-            tokens = int(tokens * server.slots.kept_share(can_fork))
+        if is_truncated(ticket, server, held, blocks):
+            tokens = self.kept(ticket, server, held, blocks, can_fork)
         elif held.tokens > held.prompt_tokens:
-            tokens = int(tokens * max(server.slots.kept_share(can_fork=False), SAME_TURN_SHARE))
+            tokens = int(tokens * server.slots.turn_share)
         return tokens, blocks
+
+    def kept(self, ticket: Ticket, server: Server, held: Held, blocks: int, can_fork: bool) -> int:
+        """Tokens that stay of the blocks that both share when the rest has to go."""
+        if held.cuts and not server.slots.rolls_back:
+            share = server.slots.rates.cut_share(can_fork and server.slots.trying is not None)
+            return int(kept_by_cut(ticket, held, blocks) * share)
+        return int(tokens_of(ticket, blocks) * server.slots.kept_share(can_fork))
 
     def places(self, waiting: Waiting, server: Server) -> list[Place]:
         ticket, rate = waiting.ticket, server.rate(self.policy)
@@ -103,13 +107,26 @@ class Prices:
         kept = ticket.chain.common_blocks(slot.held.chain) if reuses(ticket, server) else 0
         extends = continues(ticket, slot.held, kept)
         lost_s = 0.0 if extends or is_parked(server, slot) else server.slots.lost_s(slot, kept, rate, self.now)
-        if cached:
+        loads = self.loaded(ticket, server, slot)
+        if loads is not None:
+            cached, reason = loads.tokens, Reason.HOST_CACHE
+        elif cached:
             reason = Reason.RESIDENT
         elif ticket.side:
             reason = Reason.SIDE
         else:
             reason = Reason.LEAST_VALUABLE if slot.dirty else Reason.EMPTY_SLOT
-        return Place(server, slot, None, cached, (ticket.n_tokens - cached) / rate + lost_s, reason)
+        return Place(server, slot, None, cached, (ticket.n_tokens - cached) / rate + lost_s, reason, loads)
+
+    def loaded(self, ticket: Ticket, server: Server, slot: Slot) -> Loads | None:
+        """What the server would load into this slot from its own cache, more of the ticket than the slot has. In a
+        large fleet nothing is counted on: the index knows of slots and files alone."""
+        if self.index is not None or server.slots.rolls_back or not slot.held.tokens or not reuses(ticket, server):
+            return None
+        if kept(slot.held, ticket.chain) >= KEPT_ENOUGH:
+            return None
+        found = server.slots.ram.find(ticket.chain, lambda held: self.reuse(ticket, server, held)[0])
+        return found if found is not None and found.tokens > self.reuse(ticket, server, slot.held)[0] else None
 
     def forks(self, ticket: Ticket, server: Server, idle: Sequence[Slot]) -> list[Place]:
         saved = self.best_saved(ticket, server)
@@ -165,10 +182,15 @@ class Prices:
         best: tuple[Root, int] | None = None
         for root in self._saved_roots(ticket, server):
             if root.snapshot is not None and not root.running:
-                cached, _ = self.reuse(ticket, server, root.snapshot)
+                cached = self.reuse_of_file(ticket, server, root.snapshot)
                 if cached > (best[1] if best else 0):
                     best = root, cached
         return best
+
+    def reuse_of_file(self, ticket: Ticket, server: Server, held: Held) -> int:
+        cached, blocks = self.reuse(ticket, server, held)
+        known = server.slots.rates.file_reuse
+        return cached if known is None or blocks == len(held.chain.hashes) else int(cached * known)
 
     def _saved_roots(self, ticket: Ticket, server: Server) -> Iterable[Root]:
         """Those with a snapshot that may be the best for a ticket, in order."""

@@ -11,13 +11,24 @@ COPY_CALL_S = 0.002
 MIN_RATE_TOKENS = 32
 """Prompts that evaluate fewer tokens say more about overhead than about the prefill rate."""
 
+UNPROVEN_SHARE = 0.5
+"""What is hoped to stay of a prefix while the first slot that forgets a tail has not shown it yet."""
+CHECKPOINT_SHARE = 0.25
+"""The same where the probe found that slots cannot be cut back: the server takes checkpoints of a long prompt, at the
+start of its messages and one batch before its end, which a probe is too short for."""
+Kept = tuple[float | None, float | None, float | None, float | None]
+
+NOTHING_KEPT: Kept = (None, None, None, None)
+
 
 @dataclass(slots=True)
 class Rates:
     """What this upstream was measured to do, each an exponentially weighted mean; None until the first sample.
 
     `truncated_reuse`: the share of an expected prefix that was really reused where a slot had to forget a tail
-    first. 1 for plain attention; recurrent and sliding-window models cannot roll back.
+    first. 1 for plain attention; recurrent and sliding-window models cannot roll back. `turn_reuse`: the same of a
+    prompt that goes on from what the slot holds, less the answer; `cut_reuse`: where a checkpoint was expected;
+    `file_reuse`: of a restored file that had to be cut back (of a sliding window it has the end alone).
     """
 
     prefill: float | None = None
@@ -26,6 +37,28 @@ class Rates:
     bytes_per_token: float | None = None
     restore_s_per_byte: float | None = None
     truncated_reuse: float | None = None
+    turn_reuse: float | None = None
+    cut_reuse: float | None = None
+    file_reuse: float | None = None
+
+    @property
+    def kept(self) -> Kept:
+        """What was seen to stay in slots."""
+        return self.truncated_reuse, self.turn_reuse, self.cut_reuse, self.file_reuse
+
+    def kept_share(self, rolls_back: bool | None, being_tried: bool) -> float:
+        """What a slot keeps when it forgets a tail; `rolls_back`: as the probe found."""
+        if self.truncated_reuse is not None:
+            return self.truncated_reuse
+        if rolls_back is False:
+            return CHECKPOINT_SHARE
+        return UNPROVEN_SHARE if being_tried else 1.0
+
+    def cut_share(self, being_tried: bool) -> float:
+        """The same of what is in front of a checkpoint."""
+        if self.cut_reuse is not None:
+            return self.cut_reuse
+        return UNPROVEN_SHARE if being_tried else 1.0
 
     def learn_prefill(self, tokens: int, seconds: float) -> None:
         if tokens >= MIN_RATE_TOKENS and seconds > 0:

@@ -18,6 +18,8 @@ STRIKES = 2
 """Snapshots in a row that did not deliver before an upstream gets no more of them."""
 ROOT_HALF_LIFE_S = 1200.0
 """In which an unused snapshot loses half its worth."""
+EARLIER_TURN = 0.1
+"""How much likelier the newest turn of a conversation is gone on from than the one before it."""
 RETRY_S = 60.0
 """A root that could not be warmed is left alone for this long."""
 DELIVERED_SHARE = 0.5
@@ -38,7 +40,7 @@ class Root:
     it was restored. `until`: when the warm-up or save under way counts as failed. `retry_at`: not warmed before.
     `leader`: the prompt it was first seen in. `parked`: what one conversation left in a slot, not a root of several.
     `adopted`: its file is an earlier process's, and has not been read yet. `saved_from`: the slot its file was written
-    from, None if that was in an earlier process."""
+    from, None if that was in an earlier process. `earlier`: a later turn of its conversation was parked."""
 
     id: RootId
     chain: PrefixChain
@@ -57,6 +59,7 @@ class Root:
     parked: bool = False
     adopted: bool = False
     saved_from: SlotId | None = None
+    earlier: bool = False
     number: int = 0
     """Grows in the order in which the roots of a table became known."""
 
@@ -156,7 +159,8 @@ class RootTable:
 
     def worth(self, root: Root, now: float) -> float:
         """Prefill tokens a snapshot is expected to save: its length, times its forks, less the longer it lies idle."""
-        return root.tokens * (1 + root.forks) * exp2((root.last_used - now) / ROOT_HALF_LIFE_S)
+        share = EARLIER_TURN if root.earlier else 1.0
+        return share * root.tokens * (1 + root.forks) * exp2((root.last_used - now) / ROOT_HALF_LIFE_S)
 
     def room_for(self, root: Root, n_bytes: int, policy: Policy, now: float) -> tuple[str, list[Root]] | None:
         """A file for `root` of about `n_bytes`, and the least valuable roots whose snapshots must go for it; None if
@@ -178,13 +182,21 @@ class RootTable:
         names = (f"{self.stem}{i:03d}.bin" for i in count())
         return next(name for name in names if name not in used), victims
 
-    def superseded(self, root: Root) -> list[Root]:
-        """Earlier turns of the conversation that was just parked."""
-        return [
+    def supersede(self, root: Root, rolls_back: bool) -> list[Root]:
+        """The earlier turns of the conversation that was just parked that are not needed any more. The last of them is
+        kept, for less, where slots cannot be cut back: whoever asks the newest question again in other words goes on
+        from there."""
+        earlier = [
             other
             for other in self.saved()
             if other is not root and other.parked and not other.restoring and root.chain.extends(other.chain)
         ]
+        root.earlier = False
+        if rolls_back or not earlier:
+            return earlier
+        *gone, last = sorted(earlier, key=lambda other: other.tokens)
+        last.earlier = True
+        return gone
 
     def judge(self, root: Root, delivered: bool) -> bool:
         """Note whether a restored root was reused; True if its snapshot has to be dropped."""

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from prefixproxy.schedule import copies, work
-from prefixproxy.schedule.plan import Server, shared
+from prefixproxy.schedule.plan import Server, is_truncated, kept_by_cut, shared
+from prefixproxy.schedule.ram import Loads
 from prefixproxy.schedule.rates import MIN_RATE_TOKENS, mixed
 from prefixproxy.schedule.roots import DELIVERED_SHARE, Root
-from prefixproxy.schedule.slot import NOTHING, Held, Slot
-from prefixproxy.schedule.slots import UNSTARTED_SETTLE_S, Settling
+from prefixproxy.schedule.slot import NOTHING, Held, Settling, Slot, cuts_of
+from prefixproxy.schedule.slots import UNSTARTED_SETTLE_S
 from prefixproxy.schedule.turns import Charge
 from prefixproxy.schedule.types import Effect, Finish, Ticket
 from prefixproxy.types import SlotState
@@ -24,7 +25,9 @@ TRUNCATION_WEIGHT = 0.5
 @dataclass(slots=True)
 class Running:
     """`slots`: empty while the server is still choosing. `expected`: tokens its slot was believed to share with it;
-    `truncated`: by forgetting a tail first; `root`: restored for it; `warmed`: the root was warmed in its slot."""
+    `truncated`: by forgetting a tail first, of `shares` tokens those before a checkpoint if that is known; `answered`:
+    all that its slot held, if that was the same prompt with an answer; `root`: restored for it; `warmed`: the root was
+    warmed in its slot."""
 
     ticket: Ticket
     server: Server
@@ -33,6 +36,8 @@ class Running:
     need: int = 1
     expected: int = 0
     truncated: bool = False
+    shares: int = 0
+    answered: int = 0
     root: Root | None = None
     warmed: bool = False
     pinned: bool = False
@@ -44,6 +49,13 @@ class Running:
     def held(self) -> Held:
         """What its slot will hold when its prompt is evaluated."""
         return Held(self.ticket.chain, self.ticket.n_tokens, self.ticket.n_tokens)
+
+    def held_over(self, before: Held) -> Held:
+        """The same, with its checkpoints, in a slot that held `before`."""
+        ticket = self.ticket
+        if self.server.slots.rolls_back:
+            return self.held
+        return replace(self.held, cuts=cuts_of(ticket.chain, ticket.n_tokens, ticket.starts, before))
 
     @property
     def settling(self) -> Settling | None:
@@ -77,13 +89,27 @@ class Running:
     @property
     def expected_cached(self) -> int:
         """What the client and the journal are told to expect."""
-        return int(self.expected * self.server.slots.kept_share(can_fork=False)) if self.truncated else self.expected
+        if not self.truncated or self.by_cut:
+            return self.expected
+        return int(self.expected * self.server.slots.kept_share(can_fork=False))
+
+    @property
+    def by_cut(self) -> bool:
+        """Whether a checkpoint says what is expected."""
+        return self.truncated and self.shares > self.expected
 
 
-def lease(server: Server, ticket: Ticket, slots: Sequence[Slot], pinned: bool, now: float) -> Running:
-    """Give a ticket these idle slots."""
+def lease(
+    server: Server, ticket: Ticket, slots: Sequence[Slot], pinned: bool, now: float, loads: Loads | None = None
+) -> Running:
+    """Give a ticket these idle slots; `loads`: what the server should have of it in its own cache."""
     first = slots[0]
-    expected, blocks = shared(ticket, server, first.held)
+    shares, blocks = shared(ticket, server, first.held)
+    truncated = loads is None and is_truncated(ticket, server, first.held, blocks)
+    by_cut = truncated and first.held.cuts and not server.slots.rolls_back
+    expected = kept_by_cut(ticket, first.held, blocks) if by_cut else shares
+    if loads is not None:
+        expected = shares = loads.tokens
     running = Running(
         ticket,
         server,
@@ -91,15 +117,20 @@ def lease(server: Server, ticket: Ticket, slots: Sequence[Slot], pinned: bool, n
         list(slots),
         need=len(slots),
         expected=expected,
-        truncated=blocks < len(first.held.chain.hashes),
+        truncated=truncated,
+        shares=shares,
+        answered=first.held.tokens if loads is None and not truncated and _has_answer(first.held) else 0,
         root=None if first.source is None else server.roots.roots.get(first.source),
         warmed=first.promised == ticket.id and first.warmed,
         pinned=pinned,
     )
     if pinned and running.truncated and expected >= MIN_RATE_TOKENS and server.slots.trying is None:
         server.slots.trying = ticket.id
+    if loads is not None:
+        server.slots.ram.count_on(loads, ticket.id)
     for slot in slots:
-        server.slots.lease(slot, ticket.id, ticket.family, running.held, ticket.n_tokens - expected, now)
+        held = running.held_over(slot.held)
+        server.slots.lease(slot, ticket.id, ticket.family, held, ticket.n_tokens - expected, now)
         slot.quiet = not (ticket.streams or server.slots.facts.capabilities.native)
         slot.tenant = ticket.tenant
     return running
@@ -117,16 +148,21 @@ def settle(server: Server, ticket: Ticket, need: int, now: float, likely: Slot |
     return Running(ticket, server, now, need=need, expected=expected, truncated=truncated)
 
 
+def _has_answer(held: Held) -> bool:
+    return held.tokens > held.prompt_tokens
+
+
 def end(running: Running, finish: Finish, now: float) -> None:
     """Take its slots back, each with what it holds now."""
     slots, settling = running.server.slots, running.settling
+    slots.ram.learn(running.ticket.id, finish.cached_tokens if finish.ok else None)
     if slots.trying == running.ticket.id:
         slots.trying = None
     for slot in running.slots:
         if running.need > 1:
             slots.forget(slot)  # llama-server clears the slots of the further answers when they end (release())
         elif finish.ok:
-            slots.hold(slot, _held_after(running.held, finish))
+            slots.hold(slot, replace(_held_after(running.held, finish), cuts=slot.held.cuts))
         elif finish.confirmed_idle or (not slots.observed and slot.first_token_at is None):
             slots.hold(slot, slot.before if not slot.started else slot.before.cut(_common(slot), 0))
             slots.poll_soon = slots.observed
@@ -192,17 +228,35 @@ def judge(running: Running, finish: Finish) -> list[Effect]:
         return []
     near = running.expected - max(ESTIMATE_SLACK_TOKENS, running.expected // 8)
     share = 1.0 if finish.cached_tokens >= near else finish.cached_tokens / running.expected
-    snapshot = None if running.root is None else running.root.snapshot
-    if running.root is not None and snapshot is not None and snapshot.tokens > snapshot.prompt_tokens:
-        if share < DELIVERED_SHARE:  # an answer is behind it that is not in this prompt
-            server.slots.rates.truncated_reuse = mixed(server.slots.rates.truncated_reuse, share, TRUNCATION_WEIGHT)
-            return work.drop(server, running.root)
-    elif running.root is not None:
-        if server.roots.judge(running.root, delivered=share >= DELIVERED_SHARE):
-            return work.drop(server, running.root)
+    if running.root is not None:
+        return _judge_copy(running, running.root, share)
+    if running.by_cut and finish.cached_tokens < running.expected + ESTIMATE_SLACK_TOKENS:
+        rates = server.slots.rates
+        rates.cut_reuse = mixed(rates.cut_reuse, min(1.0, share), TRUNCATION_WEIGHT)
     elif running.truncated:
+        share = min(1.0, finish.cached_tokens / max(1, running.shares)) if running.by_cut else share
         rates = server.slots.rates
         rates.truncated_reuse = mixed(rates.truncated_reuse, min(1.0, share), TRUNCATION_WEIGHT)
+    elif finish.cached_tokens < running.answered:
+        rates = server.slots.rates  # the answer had to be forgotten, as this prompt has it in other tokens
+        known = 1.0 if rates.turn_reuse is None else rates.turn_reuse
+        rates.turn_reuse = mixed(known, min(1.0, share), TRUNCATION_WEIGHT)
+        server.slots.poll_soon = server.slots.poll_soon or share < DELIVERED_SHARE
     elif share < DELIVERED_SHARE:
         server.slots.poll_soon = True
     return []
+
+
+def _judge_copy(running: Running, root: Root, share: float) -> list[Effect]:
+    """The same of a restored file, of which `share` was reused."""
+    server, snapshot = running.server, root.snapshot
+    rates = server.slots.rates
+    if running.truncated:
+        rates.file_reuse = mixed(rates.file_reuse, min(1.0, share), TRUNCATION_WEIGHT)
+    if snapshot is None or snapshot.tokens <= snapshot.prompt_tokens:
+        return work.drop(server, root) if server.roots.judge(root, delivered=share >= DELIVERED_SHARE) else []
+    if share >= DELIVERED_SHARE:
+        return []
+    # an answer is behind it that is not in this prompt
+    rates.truncated_reuse = mixed(rates.truncated_reuse, share, TRUNCATION_WEIGHT)
+    return work.drop(server, root)

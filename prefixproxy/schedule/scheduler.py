@@ -358,7 +358,7 @@ class Scheduler:
                 return []
             reason = Reason.FOREIGN if foreign else Reason.UNPINNED
             return self._go(place, settle(where.server, ticket, 1, now, where.slot), reason)
-        running = lease(where.server, ticket, [where.slot], pinned, now)
+        running = lease(where.server, ticket, [where.slot], pinned, now, where.loads)
         if running.root is not None:
             reason = Reason.FORKED
         elif running.warmed:

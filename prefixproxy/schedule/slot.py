@@ -2,21 +2,44 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf
 
 from prefixproxy.prefix import PrefixChain, bytes_of
+from prefixproxy.schedule.types import Ticket
 from prefixproxy.types import RootId, SlotId, SlotState, TicketId
+
+LAST_TOKENS, BATCH_TOKENS = 4, 512
+"""Tokens before the end of a prompt, and those of one batch (--ubatch-size)."""
+MAX_CUTS = 32
+"""--ctx-checkpoints."""
+MIN_TOKEN_BYTES = 2
+"""Text has more bytes than that for each token, nearly always."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A checkpoint behind so many bytes of a prompt; `digest` of these, where they are whole parts, else 0."""
+
+    n_bytes: int
+    digest: int = 0
+
+    def serves(self, prompt: PrefixChain, blocks: int) -> bool:
+        """Whether it lies in front of where a prompt that shares so many blocks differs."""
+        return self.n_bytes <= bytes_of(blocks) or self.digest in prompt.ends
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a slot or a snapshot holds: `chain` covers `prompt_tokens` of its `tokens`; the rest is an answer."""
+    """What a slot or a snapshot holds: `chain` covers `prompt_tokens` of its `tokens`; the rest is an answer. `cuts`:
+    where the server has a checkpoint, if it cannot be cut back elsewhere."""
 
     chain: PrefixChain
     prompt_tokens: int
     tokens: int
+    cuts: tuple[Cut, ...] = ()
 
     def tokens_at(self, blocks: int) -> int:
         """The tokens in its first `blocks` blocks, taken as evenly spread."""
@@ -24,7 +47,26 @@ class Held:
 
     def cut(self, blocks: int, tokens: int) -> Held:
         """The same, with only its first `blocks` blocks left."""
-        return Held(self.chain.head(blocks), self.tokens_at(blocks), tokens) if blocks else NOTHING
+        cuts = tuple(cut for cut in self.cuts if cut.n_bytes <= bytes_of(blocks))
+        return Held(self.chain.head(blocks), self.tokens_at(blocks), tokens, cuts) if blocks else NOTHING
+
+    def cut_for(self, prompt: PrefixChain, blocks: int) -> int:
+        """Bytes before the last checkpoint that lies in what a prompt shares with it: so many blocks, and whole parts;
+        0 if there is none."""
+        return max((cut.n_bytes for cut in self.cuts if cut.serves(prompt, blocks)), default=0)
+
+
+def cuts_of(prompt: PrefixChain, n_tokens: int, starts: Iterable[int], before: Held) -> tuple[Cut, ...]:
+    """The checkpoints of a prompt that was evaluated over what was there `before`: llama-server takes them at the
+    starts of its first and its last user message (`starts`: digests up to there) and one batch before its end, and
+    keeps those in front of where the two differ (server-context.cpp). One four tokens before the end is of use to the
+    next turn alone, which is known without."""
+    shared = prompt.common_blocks(before.chain)
+    cuts = {Cut(prompt.ends[digest], digest) for digest in starts if digest in prompt.ends}
+    cuts |= {cut for cut in before.cuts if cut.serves(prompt, shared)}
+    if n_tokens > LAST_TOKENS + BATCH_TOKENS:
+        cuts.add(Cut(prompt.n_bytes * (n_tokens - LAST_TOKENS - BATCH_TOKENS) // n_tokens))
+    return tuple(sorted(cuts, key=lambda cut: cut.n_bytes)[-MAX_CUTS:])
 
 
 class Work(StrEnum):
@@ -75,12 +117,38 @@ class Slot:
     task: int | None = None
     counted: bool = False
     """A look has shown how many tokens it holds. From then on every look does, until the server forgets its slots."""
+    launches: int = 0
+    """Prompts that its upstream had started when it came free."""
     number: int = 0
     """Grows with the upstream, then with the slot, over all upstreams."""
 
     @property
     def idle(self) -> bool:
         return self.state is SlotState.IDLE
+
+
+@dataclass(slots=True)
+class Settling:
+    """An unpinned request whose `need` slots the server is choosing: any idle one, most likely one of `seen_busy`.
+    `before`: the newest task in each slot when it was granted, where that is known."""
+
+    ticket: TicketId
+    need: int
+    since: float
+    seen_busy: set[SlotId] = field(default_factory=set)
+    tenant: str = ""
+    before: Mapping[int, int] = field(default_factory=dict)
+
+
+def continues(ticket: Ticket, held: Held, blocks: int) -> bool:
+    """Whether a ticket that shares `blocks` blocks with `held` can be its next turn, which carries its answer too.
+    Another question on the same root can differ in the last, partial block alone; a prompt without parts does not tell
+    that."""
+    answer = held.tokens - held.prompt_tokens
+    long_enough = ticket.chain.n_bytes >= held.chain.n_bytes + MIN_TOKEN_BYTES * answer
+    if blocks < len(held.chain.hashes) or not long_enough:
+        return False
+    return len(ticket.chain.ends) < 2 or ticket.chain.goes_on(held.chain)
 
 
 def left_over(slot: Slot, n_tokens: int | None) -> Held:
@@ -95,7 +163,7 @@ def left_over(slot: Slot, n_tokens: int | None) -> Held:
     if not slot.started and n_tokens == before.tokens:
         return before
     if n_tokens >= held.prompt_tokens:
-        return Held(held.chain, held.prompt_tokens, n_tokens)
+        return Held(held.chain, held.prompt_tokens, n_tokens, held.cuts)
     share = len(held.chain.hashes)
     while share and held.tokens_at(share) > 0.98 * n_tokens:
         share -= 1

@@ -21,8 +21,9 @@ from operator import attrgetter
 from prefixproxy.prefix import PrefixChain
 from prefixproxy.schedule.census import Census
 from prefixproxy.schedule.counts import PrefixCounts
+from prefixproxy.schedule.ram import HostCache
 from prefixproxy.schedule.rates import Rates
-from prefixproxy.schedule.slot import NOTHING, Held, Slot, Work, left_over
+from prefixproxy.schedule.slot import NOTHING, Held, Settling, Slot, Work, left_over
 from prefixproxy.types import RootId, SlotId, SlotState, TicketId, UpstreamFacts
 
 REUSE_CHANCE = 0.5
@@ -31,8 +32,8 @@ REUSE_HALF_LIFE_S = 300.0
 UNSTARTED_SETTLE_S = 0.25
 """A request we gave up before the server was seen to start it may still be on its way: one idle look is trusted
 only this long after."""
-UNPROVEN_SHARE = 0.5
-"""What is hoped to stay of a prefix while the first slot that forgets a tail has not shown it yet."""
+ROLLS_BACK_SHARE = 0.75
+"""Slots that keep less than this share of a prefix when its tail has to go cannot be cut back."""
 ASSUMED_ANSWER_S = 5.0
 COPIES_S = 30.0
 """A slot that was busy for so long has decoded something."""
@@ -40,22 +41,6 @@ WARY_S = 600.0
 """So long after a foreign request was seen, no slot is pinned to without a look at it first."""
 MOST_SLOTS = 1 << 20
 """Of one upstream, as slots are numbered."""
-VALUED_RATE = 1000.0
-"""Tokens per second at which what a slot holds is valued at the most: a fast prefill is no reason to throw a
-conversation away, as evaluating it again also holds up whatever decodes beside it."""
-
-
-@dataclass(slots=True)
-class Settling:
-    """An unpinned request whose `need` slots the server is choosing: any idle one, most likely one of `seen_busy`.
-    `before`: the newest task in each slot when it was granted, where that is known."""
-
-    ticket: TicketId
-    need: int
-    since: float
-    seen_busy: set[SlotId] = field(default_factory=set)
-    tenant: str = ""
-    before: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -93,6 +78,7 @@ class Upstream:
     seen_at: float = -inf
     wanted: bool = False
     polled_at: float = -inf
+    ram: HostCache = field(default_factory=HostCache)
     poll_soon: bool = False
     version: int = 0
     doubted: set[int] = field(default_factory=set)
@@ -114,18 +100,25 @@ class Upstream:
 
     def kept_share(self, can_fork: bool) -> float:
         """The share of a prefix that stays when a slot forgets the tail behind it. Until that is measured one request
-        at a time tries it out, where the others can have a copy restored instead; unless the probe found that nothing
+        at a time tries it out, where the others can have a copy restored instead; unless the probe found that little
         stays."""
-        if self.rates.truncated_reuse is not None:
-            return self.rates.truncated_reuse
-        if self.facts.capabilities.rolls_back is False:
-            return 0.0
-        return UNPROVEN_SHARE if can_fork and self.trying is not None else 1.0
+        return self.rates.kept_share(self.facts.capabilities.rolls_back, can_fork and self.trying is not None)
 
     @property
     def observed(self) -> bool:
         """Whether slots are pinned to and watched at all; if not, they only count requests."""
         return self.facts.capabilities.pin and self.facts.capabilities.observe
+
+    @property
+    def rolls_back(self) -> bool:
+        """Whether slots can be cut back, as far as that is known."""
+        return self.kept_share(can_fork=False) >= ROLLS_BACK_SHARE
+
+    @property
+    def turn_share(self) -> float:
+        """The share of a prompt that stays when only the answer behind it has to go. Hoped to be all until one was
+        measured: llama-server takes a checkpoint four tokens before the end where slots cannot be cut back."""
+        return max(self.kept_share(can_fork=False), 1.0 if self.rates.turn_reuse is None else self.rates.turn_reuse)
 
     def unpinned_because(self, now: float) -> str:
         """ "" if requests may be pinned here now, else why not."""
@@ -152,7 +145,9 @@ class Upstream:
         self.up, self.evicted, self.settling, self.poll_soon = True, False, None, self.observed
         self.touch()
         self.foreign_until, self.haunted_until, self.copies_until, self.looked_at = -inf, -inf, -inf, -inf
-        self.confirm = False
+        self.confirm, self.ram = False, HostCache()
+        if self.facts.capabilities.host_cache is False:
+            self.ram.limit = 0
 
     def close(self) -> None:
         self.touch()
@@ -228,12 +223,18 @@ class Upstream:
     def lease(self, slot: Slot, ticket: TicketId, family: str, held: Held, uncached: int, now: float) -> None:
         """Give `slot` to a ticket; `held` is what it will hold when the prompt is evaluated."""
         self._note_eviction(slot, held)
+        self.start(slot, held.chain)
         slot.before, slot.task = slot.held, None
         self.hold(slot, held)
         self.census.promise(slot, None)
         slot.ticket, slot.family, slot.started = ticket, family, False
         slot.first_token_at, slot.uncached, slot.source, slot.warmed = None, uncached, None, False
         self._move(slot, SlotState.LEASED, now)
+
+    def start(self, slot: Slot, prompt: PrefixChain) -> None:
+        """A prompt starts in it. The server's own cache is followed where it is counted on (`Prices.loaded`)."""
+        if not (self.rolls_back or self.census.noting):
+            self.ram.start(prompt, slot.held)
 
     def reserve(self, slot: Slot, work: Work, root: RootId | None, until: float, now: float) -> None:
         slot.work, slot.root, slot.until, slot.started, slot.ticket, slot.task = work, root, until, False, None, None
@@ -247,7 +248,7 @@ class Upstream:
 
     def free(self, slot: Slot, now: float) -> None:
         slot.ticket, slot.work, slot.root, slot.until, slot.before = None, None, None, inf, NOTHING
-        slot.last_used = now
+        slot.last_used, slot.launches = now, self.ram.launches
         self._move(slot, SlotState.IDLE, now)
 
     def release(self, slot: Slot, ok: bool, now: float) -> None:
@@ -345,7 +346,7 @@ class Upstream:
         held = slot.held
         kept = max(kept_blocks, self.counts.deepest(held.chain, holders=2))
         chance = REUSE_CHANCE * exp2((slot.last_used - now) / REUSE_HALF_LIFE_S)
-        return max(0, held.tokens - held.tokens_at(kept)) / min(rate, VALUED_RATE) * chance
+        return max(0, held.tokens - held.tokens_at(kept)) / rate * chance
 
     def in_state(self, *states: SlotState) -> Sequence[Slot]:
         """In the order of their numbers."""

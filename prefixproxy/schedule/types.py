@@ -18,6 +18,7 @@ class Reason(StrEnum):
     """Why a ticket was granted where it was; journal and metric value."""
 
     RESIDENT = "resident"  # this slot holds the longest prefix of it
+    HOST_CACHE = "host_cache"  # it lost its slot, and the server's own cache (--cache-ram) should have it still
     FORKED = "forked"  # its root was restored into this slot for it
     WARMED = "warmed"  # its root was warmed alone in this slot just before
     EMPTY_SLOT = "empty_slot"  # its prefix is nowhere; nothing was in this slot
@@ -61,12 +62,14 @@ class Ticket:
     """One request that waits for a slot.
 
     `model` as the client named it, "" if it did not; `path` as it was asked for: both say which upstreams may serve it.
-    `head_blocks`: whole blocks of `chain` that lie in the head (system text and tools). `n_tokens` is an estimate.
-    `wanted_slot` is the client's own `id_slot` (negative: none; too large: modulo, as the server does). `pinnable`:
-    this API's `id_slot` is read by the server. `warmable`: the edge can render its head as text. `n_seqs`: answers
-    asked for at once. `tenant` and `family` are only compared. `needs_ctx`: tokens its slot must have room for, 0
-    if that is no question. `streams`: its client gets tokens as they come; the others' first token shows only on
-    llama-server, which always streams to us. `reuse`: False for one that is evaluated whole (`cache_prompt: false`).
+    `head_blocks`: whole blocks of `chain` that lie in the head (system text and tools). `starts`: of its first and its
+    last user message, as digests in `chain.ends`. `solid`: from which byte to which it cannot be cut (a tool call is
+    rendered whole). `n_tokens` is an estimate. `wanted_slot` is the client's own `id_slot` (negative: none; too large:
+    modulo, as the server does). `pinnable`: this API's `id_slot` is read by the server. `warmable`: the edge can render
+    its head as text. `n_seqs`: answers asked for at once. `tenant` and `family` are only compared. `needs_ctx`: tokens
+    its slot must have room for, 0 if that is no question. `streams`: its client gets tokens as they come; the others'
+    first token shows only on llama-server, which always streams to us. `reuse`: False for one that is evaluated whole
+    (`cache_prompt: false`).
     """
 
     id: TicketId
@@ -88,6 +91,8 @@ class Ticket:
     needs_ctx: int = 0
     streams: bool = True
     reuse: bool = True
+    starts: tuple[int, ...] = ()
+    solid: tuple[tuple[int, int], ...] = ()
 
     @property
     def alone(self) -> bool:
@@ -208,13 +213,15 @@ class Grant:
 @dataclass(frozen=True, slots=True)
 class Warm:
     """Evaluate this root alone in this slot. Several tickets: the root is the longest common token prefix of the
-    first three; one: that of its head rendered twice. Always one token short of a whole prompt.
-    `whole`: all of the one ticket's prompt, less its last token. Answer: `warmed`."""
+    first three; one: that of its head rendered twice, or, with `n_bytes`, of its prompt and the same with another text
+    from that byte of its chain on. Always one token short of a whole prompt. `whole`: all of the one ticket's prompt,
+    less its last token. Answer: `warmed`."""
 
     root: RootId
     slot: SlotId
     tickets: tuple[TicketId, ...]
     whole: bool = False
+    n_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -257,11 +257,8 @@ class Waits(Prices):
                 return False
             leads = what.state is SlotState.LEASED and what.first_token_at is None
             return leads or (what.state is SlotState.RESERVED and what.promised == ticket.id)
-        for server, rate, truncated in why.rates:
-            if (
-                abs(server.rate(self.policy) - rate) > 2 * ALIKE * rate
-                or server.slots.rates.truncated_reuse != truncated
-            ):
+        for server, rate, kept in why.rates:
+            if abs(server.rate(self.policy) - rate) > 2 * ALIKE * rate or server.slots.rates.kept != kept:
                 return False
         if index.bounds()[0] > why.highest * (1 + 2 * ALIKE) or not self._still(why, ticket):
             return False
@@ -312,7 +309,7 @@ class Waits(Prices):
         first = ticket.chain.hashes[0] if ticket.chain.hashes else 0
         most, without = self._at_most(ticket)
         shared = self._shared_with(ticket, server, one.what)
-        rates = [(s, s.rate(policy), s.slots.rates.truncated_reuse) for s in (server, best.server if best else server)]
+        rates = [(s, s.rate(policy), s.slots.rates.kept) for s in (server, best.server if best else server)]
         return Standing(
             terms=self.terms,
             first=first,

@@ -7,12 +7,13 @@ be at it.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from prefixproxy.prefix import PrefixChain
 from prefixproxy.schedule.plan import SaveFirst, Server, WarmFirst, tokens_of
 from prefixproxy.schedule.rates import mixed
 from prefixproxy.schedule.roots import RETRY_S, Gathering, Root, RootState
-from prefixproxy.schedule.slot import Held, Slot, Work
+from prefixproxy.schedule.slot import Held, Slot, Work, cuts_of
 from prefixproxy.schedule.types import Drop, Effect, Policy, Restore, Save, Ticket, Warm, WarmResult
 from prefixproxy.types import RootId, SlotId, SlotState
 
@@ -45,10 +46,15 @@ def start_warm(server: Server, plan: WarmFirst, policy: Policy, now: float) -> l
     _enter(server, root, RootState.WARMING)
     root.until, root.leader = now + policy.max_warm_s, leader.chain
     server.roots.end_gathering(root.chain)
+    if plan.loads is not None:
+        server.slots.ram.count_on(plan.loads, root.id)
+    server.slots.start(slot, root.chain)
     server.slots.reserve(slot, Work.WARM, root.id, root.until, now)
     promise(server, slot, leader)
     root.parked = plan.whole
-    return [Warm(root.id, slot.id, (leader.id, *(other.id for other in plan.others))[:MAX_RENDERED], plan.whole)]
+    tickets = (leader.id, *(other.id for other in plan.others))[:MAX_RENDERED]
+    apart = not plan.whole and len(plan.chain.hashes) != leader.head_blocks
+    return [Warm(root.id, slot.id, tickets, plan.whole, plan.chain.n_bytes if apart else 0)]
 
 
 def warmed(server: Server, root: Root, slot: Slot, result: WarmResult, policy: Policy, now: float) -> list[Effect]:
@@ -56,13 +62,20 @@ def warmed(server: Server, root: Root, slot: Slot, result: WarmResult, policy: P
     chain = root.chain
     if result.n_blocks is not None and root.leader is not None:
         chain = root.leader.head(result.n_blocks)
-    held = Held(chain, result.n_tokens, result.n_tokens)
+        if result.n_blocks < len(root.chain.hashes):
+            root.retry_at = now + RETRY_S  # it cannot be cut where it ends, and will not be the next time
+    held = Held(chain, result.n_tokens, result.n_tokens, cuts_of(chain, result.n_tokens, (), slot.held))
     if result.evaluated is not None:
         server.slots.rates.learn_prefill(result.evaluated, result.seconds)
+    server.slots.ram.learn(root.id, _reused(result))
     root.tokens = result.n_tokens
     server.slots.overwrite(slot, held)
     slot.warmed = True
     return _save(server, root, slot, policy, now)
+
+
+def _reused(result: WarmResult) -> int | None:
+    return None if result.evaluated is None else result.n_tokens - result.evaluated
 
 
 def start_save(server: Server, plan: SaveFirst, policy: Policy, now: float) -> list[Effect]:
@@ -106,9 +119,11 @@ def saved(server: Server, root: Root, slot: Slot, n_bytes: int, seconds: float, 
     """The snapshot is written."""
     server.slots.rates.learn_save(n_bytes, seconds)
     _enter(server, root, RootState.READY)
-    root.snapshot, root.n_bytes, root.saved_from = slot.held, n_bytes, slot.id
+    root.snapshot, root.n_bytes, root.saved_from = replace(slot.held, cuts=()), n_bytes, slot.id
     server.slots.add_saved(slot.held.chain, root.id, root.chain)
-    effects = [effect for old in server.roots.superseded(root) for effect in drop(server, old)] if root.parked else []
+    effects: list[Effect] = []
+    for old in server.roots.supersede(root, server.slots.rolls_back) if root.parked else ():
+        effects += drop(server, old)
     if not slot.warmed and root.parked:
         server.slots.census.promise(slot, None)  # it was saved to be overwritten, by whatever is the cheapest now
     if slot.held.tokens:
@@ -125,6 +140,8 @@ def start_restore(
     root.restoring += 1
     root.forks += ticket is not None
     root.last_used = now
+    if not server.slots.rolls_back:
+        server.slots.ram.displace(slot)
     server.slots.reserve(slot, Work.RESTORE, root.id, now + policy.max_copy_s, now)
     promise(server, slot, ticket)
     return [Restore(root.id, slot.id, root.file, _source(server, root, slot), root.n_bytes)]
@@ -156,6 +173,7 @@ def restored(server: Server, root: Root, slot: Slot, seconds: float, now: float)
 def failed(server: Server, root: Root, slot: Slot, now: float) -> list[Effect]:
     """What the slot was reserved for failed or took too long."""
     work = slot.work
+    server.slots.ram.learn(root.id, None)
     if work is not Work.SAVE:
         server.slots.forget(slot)
     server.slots.drain(slot, now)

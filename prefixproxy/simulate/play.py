@@ -12,7 +12,7 @@ from prefixproxy.prefix import blocks_within
 from prefixproxy.schedule.types import Policy, Ticket
 from prefixproxy.simulate.run import Request, Simulation
 from prefixproxy.simulate.server import VirtualServer
-from prefixproxy.simulate.text import BYTES_PER_TOKEN, Text, Trie
+from prefixproxy.simulate.text import BYTES_PER_TOKEN, Text, Trie, starts_of
 from prefixproxy.types import Capabilities, Priority, TicketId, UpstreamFacts
 
 PolicyName = Literal["cost", "fifo"]
@@ -137,9 +137,10 @@ class _Play:
         self._enter(arrival, max(self._sim.now, earliest))
 
     def _enter(self, arrival: Arrival, time: float) -> None:
+        chain = arrival.prompt.chain()
         ticket = Ticket(
             id=TicketId(str(arrival.key)),
-            chain=arrival.prompt.chain(),
+            chain=chain,
             head_blocks=blocks_within(BYTES_PER_TOKEN * arrival.head),
             family=arrival.family,
             n_tokens=len(arrival.prompt),
@@ -148,6 +149,7 @@ class _Play:
             tenant=arrival.tenant,
             priority=arrival.priority,
             side=arrival.side,
+            starts=starts_of(chain, arrival.head),
         )
         self._sim.submit(time, Request(arrival.prompt, arrival.answer, ticket, arrival.head))
 

@@ -29,7 +29,7 @@ from prefixproxy.schedule.types import (
     WarmResult,
 )
 from prefixproxy.simulate.server import VirtualServer
-from prefixproxy.simulate.text import Text, span
+from prefixproxy.simulate.text import BYTES_PER_TOKEN, Text, span
 from prefixproxy.types import TicketId
 
 SEND_S = 0.001
@@ -177,7 +177,7 @@ class Simulation:
     def _arrive(self, request: Request, server: VirtualServer, slot: int | None) -> None:
         if request.gone:
             return
-        taken = server.take(slot, request.prompt, self.now, f"grant {request.ticket.id}")
+        taken = server.take(slot, request.prompt, self.now, f"grant {request.ticket.id}", request.head)
         if taken is None:
             self._later(RETRY_S, self._arrive, request, server, slot)
             return
@@ -225,7 +225,7 @@ class Simulation:
         if warm.whole:
             root = first.head(len(first) - 1)
         elif len(lanes) == 1:
-            root = first.head(lanes[0].head)
+            root = first.head(warm.n_bytes // BYTES_PER_TOKEN if warm.n_bytes else lanes[0].head)
         else:
             root = first.head(min(first.common(lane.prompt) for lane in lanes[1:]))
             root = root.head(min(len(lane.prompt) for lane in lanes) - 1)

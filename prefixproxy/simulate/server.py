@@ -23,12 +23,18 @@ KEPT_ENOUGH = 0.5
 LEAST_KEPT = 0.25
 """An entry of the RAM cache of which less would be used is not loaded (server-task.cpp, prompt cache load)."""
 
+LAST_TOKENS, BATCH_TOKENS = 4, 512
+"""A checkpoint is taken this much before a prompt's end, and one more a batch (--ubatch-size) before that."""
+
+Checkpoints = tuple[int, ...]
+
 
 @dataclass(slots=True)
 class Row:
-    """One slot."""
+    """One slot. `checkpoints`: tokens at which its state can be taken up again, where it cannot be cut back."""
 
     text: Text = EMPTY
+    checkpoints: Checkpoints = ()
     busy: bool = False
     last_used: float = -1.0
 
@@ -46,11 +52,11 @@ class RamCache:
 
     def __init__(self, limit_tokens: int) -> None:
         self._limit = limit_tokens
-        self._entries: dict[Text, None] = {}
+        self._entries: dict[Text, Checkpoints] = {}
         self._by_first: dict[int, dict[Text, None]] = {}
         self._tokens = 0
 
-    def publish(self, text: Text) -> None:
+    def publish(self, text: Text, checkpoints: Checkpoints = ()) -> None:
         """Keep a copy, unless an entry already begins with it; those it begins with go."""
         if not len(text) or len(text) > self._limit:
             return
@@ -62,11 +68,11 @@ class RamCache:
                 self._drop(entry)
         while self._tokens + len(text) > self._limit:
             self._drop(next(iter(self._entries)))
-        self._entries[text] = None
+        self._entries[text] = checkpoints
         self._by_first.setdefault(text.spans[0][0], {})[text] = None
         self._tokens += len(text)
 
-    def load(self, prompt: Text, held: Text) -> Text | None:
+    def load(self, prompt: Text, held: Text) -> tuple[Text, Checkpoints] | None:
         """Move out the entry that serves `prompt` best, if one serves it better than what the slot holds."""
         best, shared = None, held.common(prompt)
         kept = shared / len(held) if len(held) else 0.0
@@ -74,9 +80,11 @@ class RamCache:
             common = entry.common(prompt)
             if common / len(entry) >= LEAST_KEPT and common / len(entry) > kept and common > shared:
                 best, shared, kept = entry, common, common / len(entry)
-        if best is not None:
-            self._drop(best)
-        return best
+        if best is None:
+            return None
+        found = best, self._entries[best]
+        self._drop(best)
+        return found
 
     def _alike(self, text: Text) -> Mapping[Text, None]:
         return self._by_first.get(text.spans[0][0], {}) if text.spans else {}
@@ -93,14 +101,16 @@ class RamCache:
 @dataclass
 class VirtualServer:
     """`rate`: prompt tokens per second, one prompt after the other; `decode_s`: seconds per answer token, in each slot.
-    `rollback`: False for a recurrent model, which reuses a slot only if it holds nothing but a prefix. `ram_tokens`:
-    what fits into its RAM cache, 0 = off. `kv_bytes`: of one token, in a saved slot. `warms`: warm-ups succeed.
-    `save_rate`, `restore_rate`: bytes per second, beside the seconds of each call."""
+    `rollback`: False for a recurrent model, which reuses a slot that holds more than a prefix from a checkpoint on.
+    `max_checkpoints`: of one slot (--ctx-checkpoints). `ram_tokens`: what fits into its RAM cache, 0 = off. `kv_bytes`:
+    of one token, in a saved slot. `warms`: warm-ups succeed. `save_rate`, `restore_rate`: bytes per second, beside the
+    seconds of each call."""
 
     facts: UpstreamFacts
     rate: float = 200.0
     decode_s: float = 0.02
     rollback: bool = True
+    max_checkpoints: int = 32
     ram_tokens: int = 0
     kv_bytes: int = 20_000
     save_s: float = 0.05
@@ -120,8 +130,8 @@ class VirtualServer:
         self._ram = RamCache(self.ram_tokens) if self.ram_tokens else None
         self._unpublished: set[int] = set()
 
-    def take(self, slot: int | None, prompt: Text, now: float, what: str) -> Taken | None:
-        """Start evaluating; None if no slot is free for an unpinned prompt."""
+    def take(self, slot: int | None, prompt: Text, now: float, what: str, head: int = 0) -> Taken | None:
+        """Start evaluating; None if no slot is free for an unpinned prompt. `head`: tokens before its first message."""
         similar = True
         if slot is None:
             chosen = self._choose(prompt)
@@ -132,15 +142,22 @@ class VirtualServer:
         if row.busy:
             self.violations.append(f"{now:.3f}: {what} on busy slot {slot}")
         self._exchange(row, prompt, similar)
-        cached = row.text.common(prompt)
+        cached = min(row.text.common(prompt), len(prompt) - 1)
         if not self.rollback and cached < len(row.text):
-            cached = 0
-        cached = max(0, min(cached, len(prompt) - 1))
+            cached = max((n for n in row.checkpoints if n <= cached), default=0)
+        cached = max(0, cached)
+        row.checkpoints = self._checkpoints(row.checkpoints, cached, len(prompt), head)
         row.busy, row.text = True, prompt
         self._publish_idle()
         self.evaluated += len(prompt) - cached
         self.free_at = max(self.free_at, now) + (len(prompt) - cached) / self.rate
         return Taken(slot, cached, self.free_at)
+
+    def _checkpoints(self, before: Checkpoints, cached: int, n_tokens: int, head: int) -> Checkpoints:
+        """Those that stay, and those taken behind the head and near the end (server-context.cpp)."""
+        taken = (head, n_tokens - LAST_TOKENS - BATCH_TOKENS, n_tokens - LAST_TOKENS)
+        kept = sorted({*(n for n in before if n <= cached), *(n for n in taken if n > cached)})
+        return tuple(kept[len(kept) - min(len(kept), self.max_checkpoints) :])
 
     def _choose(self, prompt: Text) -> tuple[int, bool] | None:
         """The most similar idle slot, else the least recently used; and whether it is similar."""
@@ -160,8 +177,8 @@ class VirtualServer:
         shared = row.text.common(prompt)
         kept = shared / len(row.text) if similar and shared > SIMILAR * len(prompt) else 0.0
         if kept < KEPT_ENOUGH:
-            self._ram.publish(row.text)
-            row.text = self._ram.load(prompt, row.text) or row.text
+            self._ram.publish(row.text, row.checkpoints)
+            row.text, row.checkpoints = self._ram.load(prompt, row.text) or (row.text, row.checkpoints)
 
     def _publish_idle(self) -> None:
         """--cache-idle-slots, on by default: idle slots are copied whenever a prompt starts."""
@@ -169,7 +186,7 @@ class VirtualServer:
             return
         for i in sorted(self._unpublished):
             if not self.rows[i].busy:
-                self._ram.publish(self.rows[i].text)
+                self._ram.publish(self.rows[i].text, self.rows[i].checkpoints)
                 self._unpublished.discard(i)
 
     def copy_s(self, n_bytes: int) -> tuple[float, float]:
@@ -199,7 +216,7 @@ class VirtualServer:
     def restore(self, slot: int, file: str, now: float) -> bool:
         """Read a file into a slot; whether the server says it did."""
         self._check_idle(slot, "restore", now)
-        self.rows[slot].text = self.files[file]
+        self.rows[slot].text, self.rows[slot].checkpoints = self.files[file], ()
         self._unpublished.add(slot)
         return True
 

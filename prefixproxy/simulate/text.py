@@ -64,13 +64,14 @@ class Text:
 
     def chain(self) -> PrefixChain:
         """What the scheduler sees of it: block hashes that two texts share as far as they share tokens."""
-        parts, path, block = [], 0, 0
+        parts, ends, path, block = [], dict[int, int](), 0, 0
         for name, end in self.spans:
             path = hash((path, name))
             last = blocks_within(BYTES_PER_TOKEN * end)
             parts.append([hash((path, i)) for i in range(block, last)])
             block, path = last, hash((path, end))
-        return PrefixChain(tuple(chained.from_iterable(parts)), BYTES_PER_TOKEN * len(self), path & _MASK)
+            ends[path & _MASK] = BYTES_PER_TOKEN * end
+        return PrefixChain(tuple(chained.from_iterable(parts)), BYTES_PER_TOKEN * len(self), path & _MASK, ends)
 
 
 EMPTY = Text()
@@ -79,6 +80,12 @@ EMPTY = Text()
 def span(name: int, n: int) -> Text:
     """`n` tokens, the first of those with this name."""
     return Text(((name, n),)) if n > 0 else EMPTY
+
+
+def starts_of(chain: PrefixChain, head: int) -> tuple[int, ...]:
+    """Where the first message starts, behind `head` tokens, as a ticket says it."""
+    digest = chain.end_at(BYTES_PER_TOKEN * head)
+    return () if digest is None else (digest,)
 
 
 class Trie:

@@ -63,3 +63,29 @@ async def test_a_root_is_evaluated_once_and_copied(
     assert all(tokens > 0.9 * root for tokens in reused), (prompts, reused)
     least = max(reused) + sum(prompt - max(reused) for prompt in prompts)
     assert after - before <= LEAST_OVER * least, (prompts, reused)
+
+
+@pytest.mark.parametrize("kind", ["mamba", "hybrid"])
+async def test_a_document_in_the_question_is_evaluated_once_more_and_then_kept(
+    kind: str, tiny_models: Callable[[str], Path], engine_factory: Callable[..., RunningEngine]
+) -> None:
+    """One question after the other: the server itself goes on from a checkpoint at most, a batch before the end."""
+    engine = engine_factory(model=tiny_models(kind), parallel=LANES, ctx=LANES * 4096)
+    document = briefing("north", 1800)
+    async with running_proxy(engine.url) as running, httpx.AsyncClient(base_url=running.url, timeout=LIMIT_S) as client:
+        for question in range(4):
+            messages = [
+                {"role": "system", "content": "Answer."},
+                {
+                    "role": "user",
+                    "content": f"{document}\n\nQuestion {question}: what is section {question + 2} about?",
+                },
+            ]
+            answer = await client.post("/v1/chat/completions", json={"messages": messages, "max_tokens": 4})
+            assert answer.status_code == 200, answer.text
+        await until_quiet(running)
+        records = running.proxy.parts.telemetry.journal.newest(4)
+    reused = [record.cache_n or 0 for record in sorted(records, key=lambda record: record.time)]
+    prompt = min(record.prompt_tokens or 0 for record in records)
+    assert reused[0] < 0.1 * prompt
+    assert all(tokens > 0.95 * prompt for tokens in reused[2:]), (prompt, reused)

@@ -9,7 +9,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from prefixproxy.body import Body
-from prefixproxy.chat import append_text, apply_edits, canonical, message_digest, parse_prompt
+from prefixproxy.chat import MESSAGE as BORDER
+from prefixproxy.chat import append_text, apply_edits, canonical, cut_at, message_digest, parse_prompt
+from prefixproxy.chat_parts import PART
+from prefixproxy.prefix import shared_bytes
 from prefixproxy.prompt import Edit, Prompt, Remove, SetKey, SetText, SetValue, Text
 from prefixproxy.types import Api
 
@@ -160,3 +163,31 @@ def test_messages_behind_an_edit_change_nothing_before_it(case: tuple[Api, Body,
     longer = apply_edits(prompt, [append_text(prompt.messages[-1], " and more")])
     if all(isinstance(part, Text) for part in prompt.messages[-1].parts):
         assert b"".join(canonical(longer).parts).startswith(b"".join(canonical(prompt).parts))
+
+
+@given(WELL_FORMED, st.data())
+def test_the_same_prompt_with_another_text_from_a_byte_on(data: dict[str, Any], given: st.DataObject) -> None:
+    prompt = parse_prompt(Api.CHAT, Body(b"", data))
+    assume(prompt is not None and prompt.messages)
+    assert prompt is not None
+    form = canonical(prompt)
+    offset = given.draw(st.integers(form.segments[0][1], form.n_bytes + 3))
+    cut = cut_at(prompt, form, offset)
+    label, within = form.locate(offset)
+    if label in ("tail", "tools"):
+        assert cut is None
+        return
+    message = prompt.messages[int(label[label.index("[") + 1 : -1])]
+    in_text = all(isinstance(part, Text) for part in message.parts) and within >= len(
+        BORDER + message.role.value.encode() + PART
+    )
+    if cut is None:
+        assert message is prompt.messages[0]
+        assert not in_text
+        return
+    other, covered = cut
+    changed = parse_prompt(Api.CHAT, Body(b"", other))
+    assert changed is not None
+    shared = shared_bytes(b"".join(form.parts), b"".join(canonical(changed).parts))
+    assert covered == offset or not in_text
+    assert covered - 3 <= shared <= covered  # no character is cut in two

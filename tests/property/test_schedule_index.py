@@ -27,14 +27,17 @@ from prefixproxy.schedule.plan import Decision, Group, Hold, Server, Standing
 from prefixproxy.schedule.queue import Waiting
 from prefixproxy.schedule.scheduler import Scheduler
 from prefixproxy.schedule.slot import Slot
-from prefixproxy.schedule.slots import REUSE_CHANCE, REUSE_HALF_LIFE_S, VALUED_RATE, Upstream
+from prefixproxy.schedule.slots import REUSE_CHANCE, REUSE_HALF_LIFE_S, Upstream
 from prefixproxy.schedule.tree import Row
 from prefixproxy.schedule.types import Effect, Policy, Ticket
 from prefixproxy.schedule.waits import Waits
 from prefixproxy.simulate.run import Request, Simulation
 from prefixproxy.simulate.synthetic import Workload, synthetic
-from prefixproxy.simulate.text import BYTES_PER_TOKEN
+from prefixproxy.simulate.text import BYTES_PER_TOKEN, starts_of
 from prefixproxy.types import TicketId, UpstreamFacts
+
+CAN = replace(FULL, host_cache=False)
+"""The server's own cache is counted on in small fleets alone (decision 0026)."""
 
 
 @dataclass(frozen=True)
@@ -108,8 +111,8 @@ def check_keys(server: Server, slot: Slot, row: Row) -> None:
         if node.parent is None and not slot.held.tokens:
             continue  # such slots are kept apart
         nothing = row.parked or node.end == len(row.blocks)  # or hardly anything: whatever ends there has all of it
-        lost_s = 0.0 if nothing else server.slots.lost_s(slot, node.end, VALUED_RATE, now)
-        known_s = exp2(node.idle[slot.number] - now / REUSE_HALF_LIFE_S) * REUSE_CHANCE / VALUED_RATE
+        lost_s = 0.0 if nothing else server.slots.lost_s(slot, node.end, 1000.0, now)
+        known_s = exp2(node.idle[slot.number] - now / REUSE_HALF_LIFE_S) * REUSE_CHANCE / 1000.0
         assert isclose(known_s, lost_s, rel_tol=1e-6, abs_tol=1e-9), (slot, node.end)
 
 
@@ -125,7 +128,7 @@ def play(load: Load, fleet: Fleet, n: int) -> list[tuple[float, Effect]]:
     )
     servers = [
         SimServer(
-            UpstreamFacts(f"u{i}", "llama-server", load.n_slots, capabilities=FULL),
+            UpstreamFacts(f"u{i}", "llama-server", load.n_slots, capabilities=CAN),
             rate=load.prefill_rate * (1 + i % 2),
             rollback=load.rollback,
             ram_tokens=20_000,
@@ -147,6 +150,7 @@ def play(load: Load, fleet: Fleet, n: int) -> list[tuple[float, Effect]]:
             priority=arrival.priority,
             reuse=dice.random() > 0.03,
             wanted_slot=dice.choice([None] * 40 + [0]),
+            starts=starts_of(arrival.prompt.chain(), arrival.head),
         )
         request = Request(arrival.prompt, arrival.answer, ticket, arrival.head)
         sim.submit(arrival.time, request)

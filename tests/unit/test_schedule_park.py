@@ -11,6 +11,7 @@ from schedule_sim import FULL, NO_SNAPSHOT, Sim, SimServer, facts, lower_bound, 
 from prefixproxy.prefix import chain_of
 from prefixproxy.schedule.roots import RootTable
 from prefixproxy.schedule.scheduler import Scheduler
+from prefixproxy.schedule.slot import Held
 from prefixproxy.schedule.types import Finish, Policy, Reason, Restore, Save, SlotSeen, Warm
 from prefixproxy.simulate.run import Request
 from prefixproxy.simulate.text import Text
@@ -70,14 +71,17 @@ def test_a_prompt_without_text_takes_a_slot_that_is_worth_parking() -> None:
 
 
 def test_memory_that_cannot_be_cut_back_is_saved_without_the_answer() -> None:
-    server = SimServer(facts(), rollback=False)
+    server = SimServer(facts(capabilities=replace(FULL, host_cache=False)), rollback=False, max_checkpoints=0)
     sim, asked = converse(server, quotes=False, turns=6)
     assert server.evaluated <= 1.5 * least(asked, quotes=False)
     assert any(isinstance(effect, Warm) and effect.whole for effect in sim.effects)
 
 
 def test_what_the_probe_found_of_the_memory_spares_finding_it_out_from_requests() -> None:
-    unknown, told = SimServer(facts(), rollback=False), SimServer(facts(capabilities=CANNOT_CUT), rollback=False)
+    unknown, told = (
+        SimServer(facts(), rollback=False, max_checkpoints=0),
+        SimServer(facts(capabilities=CANNOT_CUT), rollback=False, max_checkpoints=0),
+    )
     for server in (unknown, told):
         converse(server, quotes=False)
     assert told.evaluated < unknown.evaluated
@@ -178,3 +182,124 @@ def test_what_is_parked_counts_as_its_own_familys_and_length_whoever_takes_the_s
     effects = s.submit([empty], 11.0)
     assert [type(effect) for effect in effects] == [Save]
     assert [(root.family, root.tokens) for root in s.snapshot(11.0).roots] == [("mine", 959)]
+
+
+def ask(sim: Sim, root: Text, tail: Text, *, head: int = 0, answer: int = 20) -> Request:
+    """One request alone, from its start to its end."""
+    one = request(root, tail, head=head, answer=answer, at=sim.now)
+    sim.submit(sim.now + 0.1, one)
+    sim.run()
+    assert one.ends == "ok"
+    return one
+
+
+def slot_of(one: Request) -> int | None:
+    return None if one.grant is None or one.grant.slot is None else one.grant.slot.slot
+
+
+def whole_warm_ups(sim: Sim) -> int:
+    return sum(isinstance(effect, Warm) and effect.whole for effect in sim.effects)
+
+
+def test_the_next_turn_stays_where_a_checkpoint_of_the_last_one_is() -> None:
+    """Four tokens before the end of a prompt, whatever the next one makes of the answer."""
+    sim = Sim([SimServer(facts(capabilities=CANNOT_CUT), rollback=False)])
+    history = words("root", 600)
+    for turn in range(4):
+        one = ask(sim, history, words(f"turn {turn}", 60), head=600)
+        if turn:
+            assert (slot_of(one), one.cached) == (0, len(history) - 20 - 4)
+        history = one.prompt + words(f"else {turn}", 20)
+    assert not any(isinstance(effect, Restore) for effect in sim.effects)
+
+
+def test_where_no_checkpoint_is_one_loss_is_enough() -> None:
+    sim = Sim([SimServer(facts(capabilities=CANNOT_CUT), rollback=False, max_checkpoints=0)])
+    history, cached = words("root", 600), []
+    for turn in range(4):
+        one = ask(sim, history, words(f"turn {turn}", 60), head=600)
+        cached.append(one.cached)
+        history = one.prompt + words(f"else {turn}", 20)
+    assert cached[:2] == [600, 0]
+    assert min(cached[2:]) >= 600
+
+
+def test_who_takes_the_last_empty_slot_is_saved_whole() -> None:
+    """The next conversation overwrites something; nothing was overwritten yet."""
+    sim = Sim([SimServer(facts(n_slots=2, capabilities=CANNOT_CUT), rollback=False)])
+    first = [ask(sim, words(name, 600), words(f"{name} asks", 60), head=600) for name in ("a", "b", "c")]
+    assert whole_warm_ups(sim) == 2  # of b and of c
+    again = ask(sim, first[1].prompt, words("other answer, next turn", 60), head=600)
+    assert again.cached >= len(first[1].prompt) - 4
+
+
+def test_as_many_conversations_as_slots_are_not_saved_turn_by_turn() -> None:
+    sim = Sim([SimServer(facts(n_slots=2, capabilities=CANNOT_CUT), rollback=False)])
+    histories = [words(name, 600) for name in ("a", "b")]
+    for turn in range(3):
+        for i, history in enumerate(histories):
+            one = ask(sim, history, words(f"{turn} of {i}", 60), head=600)
+            histories[i] = one.prompt + words(f"else {turn} of {i}", 20)
+    assert whole_warm_ups(sim) == 1  # of who came last
+
+
+def test_a_question_asked_again_in_other_words_goes_on_from_the_turn_before() -> None:
+    server = SimServer(facts(n_slots=2, capabilities=CANNOT_CUT), rollback=False)
+    sim = Sim([server])
+    for name in ("x", "y"):
+        ask(sim, words(name, 600), words(f"{name} asks", 60), head=600)
+    one = ask(sim, words("a", 600), words("one", 60), head=600)
+    two = ask(sim, one.prompt + words("else", 20), words("two", 60), head=600)
+    for name in ("z", "w"):
+        ask(sim, words(name, 600), words(f"{name} asks", 60), head=600)
+    again = ask(sim, one.prompt + words("else", 20), words("two in other words", 60), head=600)
+    assert again.cached >= len(one.prompt)
+    assert two.prompt.common(again.prompt) == len(one.prompt) + 20
+
+
+def test_the_turn_before_goes_first_when_the_pool_is_full() -> None:
+    table = RootTable("u")
+    early, late = (table.obtain(words("talk", n).chain(), "talk", n, 0.0) for n in (600, 700))
+    for root in (early, late):
+        root.parked, root.snapshot = True, Held(root.chain, root.tokens, root.tokens)
+    early.forks = 3
+    assert table.supersede(late, rolls_back=False) == []
+    assert table.worth(early, 0.0) < table.worth(late, 0.0)
+    assert table.supersede(late, rolls_back=True) == [early]
+
+
+def test_on_a_fast_server_too_a_short_tail_gives_way_to_a_longer_root() -> None:
+    """What is lost counts as much as what is gained: 40 tokens of the root against 20 of another question."""
+    sim = Sim([SimServer(facts(), rate=20_000.0)])
+    asked = [ask(sim, words("root", 40), words(f"question {n}", 10), head=40, answer=10) for n in range(3)]
+    assert [slot_of(one) for one in asked] == [0, 0, 0]
+    assert [one.cached for one in asked] == [0, 40, 40]
+
+
+def taking_turns(server: SimServer, *, quotes: bool, answer: int) -> list[int]:
+    """Four conversations take turns on two slots; the tokens that each of the four turns evaluated."""
+    sim, costs = Sim([server]), []
+    histories = [words(f"root {i}", 400) for i in range(4)]
+    for turn in range(4):
+        for i, history in enumerate(histories):
+            before = server.evaluated
+            one = ask(sim, history, words(f"turn {turn} of {i}", 20), head=400, answer=answer)
+            histories[i] = one.prompt + (one.answer if quotes else words(f"else {turn} of {i}", answer))
+            costs.append(server.evaluated - before)
+    return costs
+
+
+def test_long_answers_of_conversations_that_lost_their_slot_come_from_the_servers_own_cache() -> None:
+    """A file of a state that cannot be cut back is of its prompt alone; an entry of the server's cache has the answer,
+    and its checkpoints."""
+    can = replace(CANNOT_CUT, host_cache=True)
+    server = SimServer(facts(n_slots=2, capabilities=can), rollback=False, ram_tokens=100_000)
+    costs = taking_turns(server, quotes=True, answer=200)
+    assert all(tokens < 50 for tokens in costs[8:]), costs
+
+
+@pytest.mark.parametrize(("host_cache", "losses"), [(None, 1), (False, 0)])
+def test_a_server_without_such_a_cache_costs_one_evaluation_at_most(host_cache: bool | None, losses: int) -> None:
+    can = replace(CANNOT_CUT, host_cache=host_cache)
+    costs = taking_turns(SimServer(facts(n_slots=2, capabilities=can), rollback=False), quotes=False, answer=20)
+    assert sum(tokens > 400 for tokens in costs[4:]) == losses, costs

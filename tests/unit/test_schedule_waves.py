@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from schedule_sim import (
+    FULL,
     NO_SNAPSHOT,
     UNPINNED,
     Sim,
@@ -19,10 +20,12 @@ from schedule_sim import (
     words,
 )
 
-from prefixproxy.schedule.types import Grant, Policy, Reason, Restore, Save, Warm
+from prefixproxy.prefix import blocks_within
+from prefixproxy.schedule.plan import cuttable
+from prefixproxy.schedule.types import Grant, Policy, Reason, Restore, Save, Ticket, Warm
 from prefixproxy.simulate.run import Request
-from prefixproxy.simulate.text import Text
-from prefixproxy.types import Capabilities, SlotId
+from prefixproxy.simulate.text import BYTES_PER_TOKEN, Text
+from prefixproxy.types import Capabilities, SlotId, TicketId
 
 ROOT = words("briefing", 2500)
 OTHER = words("another one", 2000)
@@ -110,11 +113,63 @@ def test_a_root_that_every_slot_lost_is_restored_and_not_evaluated() -> None:
 
 
 def test_a_recurrent_model_learns_to_restore_before_every_lane() -> None:
-    """It cannot drop a tail: one lane finds that out, every later one gets the exact root restored."""
-    server, wave = SimServer(facts(), rollback=False), lanes(16)
+    """It cannot drop a tail, and has no checkpoints: a lane finds out each, every later one gets the exact root
+    restored."""
+    server, wave = SimServer(facts(), rollback=False, max_checkpoints=0), lanes(16)
     play(server, wave, 0.01)
-    assert [one.cached for one in wave].count(0) == 1
-    assert server.evaluated == least(wave) + 2500
+    assert [one.cached for one in wave].count(0) == 2
+    assert server.evaluated == least(wave) + 2 * 2500
+
+
+def test_a_document_asked_about_again_and_again_is_evaluated_alone_where_slots_cannot_be_cut_back() -> None:
+    """It is no head, and nobody waits beside: what the second question shares with a slot is the root."""
+    server = SimServer(facts(capabilities=replace(FULL, rolls_back=False)), rollback=False)
+    sim, document, cached = Sim([server]), words("document", 800), []
+    for question in range(4):
+        one = request(document, words(f"question {question}", 20), head=10, at=sim.now)
+        sim.submit(sim.now + 1.0, one)
+        sim.run()
+        cached.append(one.cached)
+    (warm,) = [effect for effect in sim.effects if isinstance(effect, Warm) and not effect.whole]
+    assert 0.97 * 800 <= warm.n_bytes / BYTES_PER_TOKEN <= 800
+    assert cached[0] == 0
+    assert all(tokens >= 0.97 * 800 for tokens in cached[1:]), cached
+    assert server.evaluated <= 2 * 820 + 2 * 40
+
+
+def ask_in_turn(server: SimServer, asked: Sequence[Request]) -> Sim:
+    """One after the other has ended."""
+    sim = Sim([server])
+    for one in asked:
+        sim.submit(sim.now + 1.0, one)
+        sim.run()
+    return sim
+
+
+CANNOT_CUT = replace(FULL, rolls_back=False)
+
+
+def test_questions_that_differ_behind_the_last_whole_block_are_no_next_turns_of_each_other() -> None:
+    server, document = SimServer(facts(capabilities=CANNOT_CUT), rollback=False), words("document", 810)
+    asked = [request(document, words(f"question {n}", 3), head=10, answer=2) for n in range(6)]
+    ask_in_turn(server, asked)
+    assert server.evaluated <= 2 * 813 + 6 * 40, [one.cached for one in asked]
+
+
+def test_heads_that_end_in_words_of_their_own_are_one_root() -> None:
+    """What was seen before is warmed, not the head, which nobody will have again."""
+    server, rules = SimServer(facts(capabilities=CANNOT_CUT), rollback=False), words("rules", 800)
+    asked = [request(rules + words(f"user {n}", 40), words(f"question {n}", 20), answer=2) for n in range(6)]
+    ask_in_turn(server, asked)
+    assert server.evaluated <= 2 * 860 + 6 * 80, [one.cached for one in asked]
+
+
+def test_a_prompt_is_not_cut_inside_a_tool_call() -> None:
+    chain = words("call", 800).chain()
+    ticket = Ticket(TicketId("t"), chain, 0, "f", 800, 0.0, 60.0, solid=((640, 3000),))
+    assert cuttable(ticket, blocks_within(640)) == cuttable(ticket, blocks_within(1000)) == blocks_within(640)
+    assert cuttable(ticket, blocks_within(3100)) == blocks_within(3100)
+    assert cuttable(ticket, blocks_within(300)) == blocks_within(300)
 
 
 def test_a_server_whose_restores_have_no_effect_is_found_out() -> None:

@@ -71,7 +71,7 @@ def test_the_ram_cache_keeps_the_longest_and_gives_an_entry_away() -> None:
     ram.publish(root)
     ram.publish(root + span(2, 50))
     ram.publish(root)
-    assert ram.load(root + span(3, 50), EMPTY) == root + span(2, 50)
+    assert ram.load(root + span(3, 50), EMPTY) == (root + span(2, 50), ())
     assert ram.load(root, EMPTY) is None
 
 
@@ -88,7 +88,7 @@ def test_the_ram_cache_forgets_its_oldest_entry_when_it_is_full() -> None:
     for name in (1, 2, 3):
         ram.publish(span(name, 100))
     assert ram.load(span(1, 110), EMPTY) is None
-    assert ram.load(span(3, 110), EMPTY) == span(3, 100)
+    assert ram.load(span(3, 110), EMPTY) == (span(3, 100), ())
 
 
 def server(ram_tokens: int = 0) -> VirtualServer:

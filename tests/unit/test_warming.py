@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, cast
 
 import orjson
 import pytest
 
 from prefixproxy.backends import Backend
+from prefixproxy.body import Body
+from prefixproxy.chat import Canonical, canonical, cut_at, parse_prompt
 from prefixproxy.errors import UpstreamFailed
-from prefixproxy.warming import Rendering, root_tokens, with_other_user_text
+from prefixproxy.types import Api
+from prefixproxy.warming import Rendering, root_tokens, tokens_up_to, with_other_user_text
 
 
 class LetterServer:
@@ -46,6 +50,48 @@ def test_lanes_share_what_they_have_in_common() -> None:
 @pytest.mark.parametrize("user", ["Alpha", "beta", ""])
 def test_the_root_of_a_single_lane_is_its_head(user: str) -> None:
     assert root_of(lane("rules", user)) == "<system>rules<user>"
+
+
+def a_chat(*messages: dict[str, Any]) -> tuple[Rendering, Canonical]:
+    body = {"messages": list(messages)}
+    prompt = parse_prompt(Api.CHAT, Body(orjson.dumps(body), body))
+    assert prompt is not None
+    form = canonical(prompt)
+    return Rendering("/v1/chat/completions", orjson.dumps(body), partial(cut_at, prompt, form)), form
+
+
+def up_to(one: Rendering, n_bytes: int) -> tuple[str, int]:
+    tokens, covered = asyncio.run(tokens_up_to(cast(Backend, LetterServer()), one, n_bytes))
+    return "".join(map(chr, tokens)), covered
+
+
+def test_a_prompt_is_cut_inside_a_text() -> None:
+    """The same chat with another text from that byte on shares no more."""
+    one, form = a_chat({"role": "system", "content": "rules"}, {"role": "user", "content": "a long document. Why?"})
+    at = form.n_bytes - len("Why?")
+    assert up_to(one, at) == ("<system>rules<user>a long document. ", at)
+
+
+def test_a_prompt_is_cut_before_a_tool_call_and_not_in_it() -> None:
+    """And says so: of what was asked for only the messages before are there."""
+    call = {
+        "id": "1",
+        "type": "function",
+        "function": {"name": "write", "arguments": '{"text": "' + "long " * 50 + '"}'},
+    }
+    one, form = a_chat(
+        {"role": "system", "content": "rules"},
+        {"role": "user", "content": "write"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+    )
+    start = form.start_of("assistant[2]")
+    assert up_to(one, form.n_bytes - 20) == ("<system>rules<user>write", start)
+    assert start < form.n_bytes - 200
+
+
+def test_a_lane_that_cannot_be_cut_there_has_no_root() -> None:
+    with pytest.raises(UpstreamFailed, match="cannot be cut"):
+        up_to(lane("rules", "one"), 100)
 
 
 def test_lanes_without_a_common_token_have_no_root() -> None:

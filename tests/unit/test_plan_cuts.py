@@ -1,0 +1,54 @@
+"""What a plan tells the scheduler of where its prompt can be cut, and where the server takes checkpoints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from prefixproxy.answers import AnswerMemory
+from prefixproxy.body import Body
+from prefixproxy.plan import Plan, Planner
+from prefixproxy.stabilise.stabiliser import Stabiliser
+from prefixproxy.tools import ToolMemory
+from prefixproxy.types import Api
+from prefixproxy.volatile.files import load_rules
+
+CALL = {"id": "1", "type": "function", "function": {"name": "write", "arguments": '{"text": "long"}'}}
+CHAT: list[dict[str, Any]] = [
+    {"role": "system", "content": "rules"},
+    {"role": "user", "content": "first"},
+    {"role": "assistant", "content": "", "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "1", "content": "done"},
+    {"role": "user", "content": "last"},
+]
+
+
+def planned(messages: list[dict[str, Any]]) -> Plan:
+    body = {"messages": messages}
+    planner = Planner(Stabiliser(load_rules()), ToolMemory(99, 1 << 20), AnswerMemory(99, 1 << 20), "off")
+    return planner.plan(Api.CHAT, Body(orjson.dumps(body), body), "r", 0.0)
+
+
+def place_of(plan: Plan, label: str) -> tuple[int, int]:
+    assert plan.canonical is not None
+    return next((start, end) for name, start, end in plan.canonical.segments if name == label)
+
+
+def test_checkpoints_are_at_the_first_and_the_last_user_message() -> None:
+    plan = planned(CHAT)
+    where = [plan.chain.ends[digest] for digest in plan.starts]
+    assert where == [place_of(plan, "user[1]")[0], place_of(plan, "user[4]")[0]]
+    assert len(planned(CHAT[:2]).starts) == 1
+    assert planned(CHAT[:1]).starts == ()
+
+
+def test_messages_that_are_no_text_alone_cannot_be_cut() -> None:
+    plan = planned(CHAT)
+    assert place_of(plan, "assistant[2]") in plan.solid
+    assert not {place_of(plan, "user[1]"), place_of(plan, "user[4]")} & set(plan.solid)
+
+
+def test_the_next_turn_is_known_by_the_end_of_a_message() -> None:
+    assert planned(CHAT).chain.goes_on(planned(CHAT[:4]).chain)
+    assert not planned(CHAT).chain.goes_on(planned([*CHAT[:4], {"role": "user", "content": "else"}]).chain)
