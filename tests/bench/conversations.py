@@ -1,6 +1,6 @@
 """Tokens evaluated over the least possible when conversations take turns on fewer slots: the proxy beside stock.
 
-    make bench-conversations [ARGS="--json"]            forty conversations, eight roots, three turns, both models
+    make bench-conversations [ARGS="--json"]            forty conversations, eight roots, three turns
     make bench-conversations ARGS="--fuzz 10 --seed 1"  patterns drawn at random: never worse than stock
 
 Tiny random-weight models on the real engine, started anew for every arm, with 4 slots and as many requests at once. The
@@ -28,11 +28,10 @@ from tiny_gguf import model_in, tokenizer_source
 from prefixproxy.backends.llamacpp import LlamaServer
 from prefixproxy.demo.wave import PATH, evaluated_total
 
-TARGETS = {"llama": 1.10, "mamba": 1.5}
+TARGETS = {"llama": 1.10, "mamba": 1.5, "hybrid": 1.5}
 SLACK, SLACK_TOKENS = 1.02, 48
 """A fuzzed pattern may cost that much more than stock: prompts are compared in blocks of about 16 tokens, and small
 ones are wrong by one now and then."""
-MAX_TOKENS = 12
 Messages = list[dict[str, str]]
 
 
@@ -40,7 +39,8 @@ Messages = list[dict[str, str]]
 class Pattern:
     """`order`: whose turn it is, one conversation after the other. `briefings`: second parts of the root, 0 for none.
     Of the turns a share of `again` asks something else instead of its last question, of `aside` is no turn but a short
-    request of its own, as for a title, and of `shorter` goes on from the first question and its answer alone."""
+    request of its own, as for a title, and of `shorter` goes on from the first question and its answer alone.
+    `documents`: texts of which each conversation's first question begins with one, 0 for none."""
 
     conversations: int = 40
     roots: int = 8
@@ -52,6 +52,8 @@ class Pattern:
     again: float = 0.0
     aside: float = 0.0
     shorter: float = 0.0
+    documents: int = 0
+    answer_tokens: int = 12
 
     def turns(self) -> tuple[int, ...]:
         return self.order or tuple(range(self.conversations)) * 3
@@ -114,15 +116,16 @@ async def converse(url: str, engine_url: str, pattern: Pattern) -> int:
     ]
     texts = [f"Turn {turn}: {words(rng, pattern.turn_words)}" for turn in range(len(pattern.turns()))]
     moods = [rng.random() for _ in texts]
+    documents = [f"Document {number}. {words(rng, 400)}\n\n" for number in range(pattern.documents)] or [""]
     locks = [asyncio.Lock() for _ in histories]
     server = LlamaServer("engine", engine_url)
 
     async def turn(client: httpx.AsyncClient, number: int, text: str, mood: float) -> None:
         async with locks[number], gate:
             history = pattern.begin(histories[number], mood)
-            history.append({"role": "user", "content": text})
-            body: dict[str, Any] = {"messages": history, "max_tokens": MAX_TOKENS, "temperature": 0, "logprobs": True}
-            answer = await client.post(PATH, json=body)
+            document = documents[number % len(documents)] if len(history) == 1 else ""
+            history.append({"role": "user", "content": document + text})
+            answer = await client.post(PATH, json=asking(history, pattern.answer_tokens))
             answer.raise_for_status()
             [choice] = answer.json()["choices"]
             written = [token["id"] for token in choice["logprobs"]["content"]]
@@ -141,6 +144,10 @@ async def converse(url: str, engine_url: str, pattern: Pattern) -> int:
     return trie.least
 
 
+def asking(messages: Messages, max_tokens: int) -> dict[str, Any]:
+    return {"messages": messages, "max_tokens": max_tokens, "temperature": 0, "logprobs": True}
+
+
 async def one_arm(model: Path, kind: str, way: Way, pattern: Pattern) -> Arm:
     async with serving(model, way) as (url, engine_url):
         before = await evaluated_total(engine_url)
@@ -153,7 +160,8 @@ async def one_arm(model: Path, kind: str, way: Way, pattern: Pattern) -> Arm:
 
 def drawn(rng: Random) -> Pattern:
     """Any pattern: few or many conversations, in turn, in bursts, or as it comes, that share one root, a few, or none,
-    or a briefing behind it; some ask again, start over or ask aside."""
+    or a briefing behind it; some ask again, start over or ask aside, some about the same documents, and answers may be
+    long."""
     n = rng.choice([2, 4, 5, 8, 12, 20])
     rounds = rng.choice([2, 3, 4])
     match rng.choice(["in turn", "bursts", "any"]):
@@ -166,8 +174,20 @@ def drawn(rng: Random) -> Pattern:
     roots, long = rng.choice([1, 2, n]), rng.choice([20, 150, 400])
     words_each, at_once = rng.choice([5, 25, 120]), rng.choice([1, 2, 4, 8])
     briefings, again, aside, shorter = (rng.choice([0, 0, 1]) for _ in range(4))
+    documents, answer_tokens = rng.choice([0, 0, 0, 1, 2]), rng.choice([1, 12, 12, 60])
     return Pattern(
-        n, roots, long, words_each, at_once, tuple(order), 3 * briefings, 0.2 * again, 0.2 * aside, 0.1 * shorter
+        n,
+        roots,
+        long,
+        words_each,
+        at_once,
+        tuple(order),
+        3 * briefings,
+        0.2 * again,
+        0.2 * aside,
+        0.1 * shorter,
+        documents,
+        answer_tokens,
     )
 
 
