@@ -10,7 +10,7 @@ two prompts share a mark exactly when they share every part before it. A raw pro
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from prefixproxy.prefix import BLOCK_ENDS, PrefixChain, shared_length
@@ -114,7 +114,7 @@ def _entry(
         marks,
         ends,
         n_head,
-        sight.chain,
+        replace(sight.chain, ends={}),  # `ends` of an entry say it already
         sight.side,
     )
 

@@ -25,8 +25,8 @@ TRUNCATION_WEIGHT = 0.5
 @dataclass(slots=True)
 class Running:
     """`slots`: empty while the server is still choosing. `expected`: tokens its slot was believed to share with it;
-    `truncated`: by forgetting a tail first, of `shares` tokens those before a checkpoint if that is known; `answered`:
-    all that its slot held, if that was the same prompt with an answer; `root`: restored for it; `warmed`: the root was
+    `truncated`: by forgetting a tail first; `by_cut`: of `shares` tokens those before a checkpoint; `answered`: all
+    that its slot held, if that was the same prompt with an answer; `root`: restored for it; `warmed`: the root was
     warmed in its slot."""
 
     ticket: Ticket
@@ -36,6 +36,7 @@ class Running:
     need: int = 1
     expected: int = 0
     truncated: bool = False
+    by_cut: bool = False
     shares: int = 0
     answered: int = 0
     root: Root | None = None
@@ -93,11 +94,6 @@ class Running:
             return self.expected
         return int(self.expected * self.server.slots.kept_share(can_fork=False))
 
-    @property
-    def by_cut(self) -> bool:
-        """Whether a checkpoint says what is expected."""
-        return self.truncated and self.shares > self.expected
-
 
 def lease(
     server: Server, ticket: Ticket, slots: Sequence[Slot], pinned: bool, now: float, loads: Loads | None = None
@@ -106,7 +102,7 @@ def lease(
     first = slots[0]
     shares, blocks = shared(ticket, server, first.held)
     truncated = loads is None and is_truncated(ticket, server, first.held, blocks)
-    by_cut = truncated and first.held.cuts and not server.slots.rolls_back
+    by_cut = truncated and bool(first.held.cuts) and not server.slots.rolls_back
     expected = kept_by_cut(ticket, first.held, blocks) if by_cut else shares
     if loads is not None:
         expected = shares = loads.tokens
@@ -118,6 +114,7 @@ def lease(
         need=len(slots),
         expected=expected,
         truncated=truncated,
+        by_cut=by_cut,
         shares=shares,
         answered=first.held.tokens if loads is None and not truncated and _has_answer(first.held) else 0,
         root=None if first.source is None else server.roots.roots.get(first.source),

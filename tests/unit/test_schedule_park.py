@@ -88,11 +88,10 @@ def test_what_the_probe_found_of_the_memory_spares_finding_it_out_from_requests(
 
 
 def test_requests_overrule_what_the_probe_found() -> None:
-    """Where a slot was made to forget a tail and kept its prefix after all (checkpoints), that counts."""
+    """Where a slot was made to forget a tail and kept more than its checkpoints are good for, that counts."""
     sim = Sim([SimServer(facts(n_slots=1, capabilities=replace(NO_SNAPSHOT, rolls_back=False)))])
     for question in range(2):
-        sim.submit(sim.now + 1.0, request(words("root", 600), words(f"question {question}", 60), head=600, at=sim.now))
-        sim.run()
+        ask(sim, words("root", 700), words(f"question {question}", 60), head=600)
     assert sim.scheduler.snapshot(sim.now).upstreams[0].truncated_reuse > 0.5
 
 
@@ -303,3 +302,13 @@ def test_a_server_without_such_a_cache_costs_one_evaluation_at_most(host_cache: 
     can = replace(CANNOT_CUT, host_cache=host_cache)
     costs = taking_turns(SimServer(facts(n_slots=2, capabilities=can), rollback=False), quotes=False, answer=20)
     assert sum(tokens > 400 for tokens in costs[4:]) == losses, costs
+
+
+def test_a_checkpoint_that_serves_does_not_mean_that_slots_can_be_cut_back() -> None:
+    """It may lie behind the last whole block that both prompts share, so all of these are reused."""
+    sim = Sim([SimServer(facts(n_slots=1, capabilities=replace(NO_SNAPSHOT, rolls_back=False)), rollback=False)])
+    for question in range(3):
+        one = ask(sim, words("root", 600), words(f"question {question}", 60), head=600)
+        assert not question or one.cached == 600
+    (upstream,) = sim.scheduler.snapshot(sim.now).upstreams
+    assert upstream.truncated_reuse < 0.5
