@@ -66,8 +66,8 @@ async def test_the_engine_is_killed_under_load(tiny_models: Callable[[str], Path
             before = [
                 (await client.post("/v1/chat/completions", json=body(lane))).json() for lane in range(2 * N_ROOTS)
             ]
-            roots = [root for root in proxy.parts.dispatcher.snapshot().roots if root.file_bytes]
-            assert len(roots) == N_ROOTS
+            saved = {root.family for root in proxy.parts.dispatcher.snapshot().roots if root.file_bytes}
+            assert len(saved) == N_ROOTS, "each root has a file, and a conversation that gave way may have one, too"
 
             async with asyncio.TaskGroup() as group:
                 lanes = [group.create_task(ending(client, lane, lane % 2 == 0)) for lane in range(N_LANES)]
