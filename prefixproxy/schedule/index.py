@@ -168,7 +168,8 @@ class Index:
     def saved_roots(self, path: Path, server: Server) -> list[Root]:
         """The roots of an upstream with a snapshot that may be the best for the prompt of that path, in order."""
         number, found = server.slots.number, {}
-        whole = server.slots.kept_share(can_fork=False) == 1.0 and server.slots.rates.file_reuse in (None, 1.0)
+        of_files = server.slots.rates.file_share(True, server.slots.facts.capabilities.rolls_back)
+        whole = server.slots.kept_share(can_fork=False) == of_files == 1.0
         for blocks, node in reversed(path):
             roots = node.saved.get(number, {}) if blocks else {}
             found.update(roots)

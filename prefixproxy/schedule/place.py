@@ -261,7 +261,7 @@ class Placement(Waits):
             if together and len(list(islice(self.usable(ticket, server), 2))) > 1:
                 chain = ticket.chain.head(min(together))
                 known = server.roots.find(chain)
-                if known is None or (self.now >= known.retry_at and not known.running):
+                if known is None or (known.snapshot is None and self.now >= known.retry_at and not known.running):
                     return SaveFirst(server, slot, chain, ticket)
         return None
 

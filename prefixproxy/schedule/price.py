@@ -182,15 +182,16 @@ class Prices:
         best: tuple[Root, int] | None = None
         for root in self._saved_roots(ticket, server):
             if root.snapshot is not None and not root.running:
-                cached = self.reuse_of_file(ticket, server, root.snapshot)
+                cached = self.reuse_of_file(ticket, server, root.snapshot, root.parked)
                 if cached > (best[1] if best else 0):
                     best = root, cached
         return best
 
-    def reuse_of_file(self, ticket: Ticket, server: Server, held: Held) -> int:
+    def reuse_of_file(self, ticket: Ticket, server: Server, held: Held, parked: bool) -> int:
         cached, blocks = self.reuse(ticket, server, held)
-        known = server.slots.rates.file_reuse
-        return cached if known is None or blocks == len(held.chain.hashes) else int(cached * known)
+        if blocks == len(held.chain.hashes):
+            return cached
+        return int(cached * server.slots.rates.file_share(parked, server.slots.facts.capabilities.rolls_back))
 
     def _saved_roots(self, ticket: Ticket, server: Server) -> Iterable[Root]:
         """Those with a snapshot that may be the best for a ticket, in order."""

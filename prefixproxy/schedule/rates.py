@@ -16,6 +16,9 @@ UNPROVEN_SHARE = 0.5
 CHECKPOINT_SHARE = 0.25
 """The same where the probe found that slots cannot be cut back: the server takes checkpoints of a long prompt, at the
 start of its messages and one batch before its end, which a probe is too short for."""
+UNPROVEN_FILE_SHARE = 0.7
+"""What is hoped to stay of a parked file that has to be cut back, where the probe did not tell that slots can be: of a
+sliding window it may have the end alone."""
 Kept = tuple[float | None, float | None, float | None, float | None]
 
 NOTHING_KEPT: Kept = (None, None, None, None)
@@ -59,6 +62,12 @@ class Rates:
         if self.cut_reuse is not None:
             return self.cut_reuse
         return UNPROVEN_SHARE if being_tried else 1.0
+
+    def file_share(self, parked: bool, rolls_back: bool | None) -> float:
+        """The same of a restored file."""
+        if self.file_reuse is not None:
+            return self.file_reuse
+        return UNPROVEN_FILE_SHARE if parked and not rolls_back else 1.0
 
     def learn_prefill(self, tokens: int, seconds: float) -> None:
         if tokens >= MIN_RATE_TOKENS and seconds > 0:

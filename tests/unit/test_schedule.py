@@ -289,6 +289,19 @@ def test_an_idle_slot_that_holds_what_several_want_is_saved_as_it_is() -> None:
     assert [r.slot for r in effects if isinstance(r, Restore)] == [slot(1), slot(2)]
 
 
+def test_a_slot_is_saved_once_though_such_files_have_kept_little() -> None:
+    """What a file is expected to keep is less than the slot has: that is no reason to save it again."""
+    s = ready(n_slots=3)
+    s.servers["u"].slots.rates.file_reuse = 0.3
+    briefing = words("briefing in the user message", 2000)
+    s.submit([lane(0, SHORT + briefing, head=60)], 0.0)
+    s.finished(TicketId("a"), Finish(True, 0, 2100, 10, 10.5), 11.0)
+    [save] = s.submit([lane(i, SHORT + briefing, head=60) for i in (1, 2, 3)], 12.0)
+    assert isinstance(save, Save)
+    effects = s.saved(save.root, True, 42_000_000, 0.05, 12.1)
+    assert not any(isinstance(effect, Save) for effect in effects)
+
+
 def test_side_traffic_is_no_reason_for_a_warm_up() -> None:
     s = ready()
     assert granted(s.submit([lane(0, side=True)], 0.0)) == [("a", slot(0))]

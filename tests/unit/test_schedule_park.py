@@ -9,6 +9,7 @@ import pytest
 from schedule_sim import FULL, NO_SNAPSHOT, Sim, SimServer, facts, lower_bound, request, words
 
 from prefixproxy.prefix import chain_of
+from prefixproxy.schedule.rates import Rates
 from prefixproxy.schedule.roots import RootTable
 from prefixproxy.schedule.scheduler import Scheduler
 from prefixproxy.schedule.slot import Held
@@ -312,3 +313,12 @@ def test_a_checkpoint_that_serves_does_not_mean_that_slots_can_be_cut_back() -> 
         assert not question or one.cached == 600
     (upstream,) = sim.scheduler.snapshot(sim.now).upstreams
     assert upstream.truncated_reuse < 0.5
+
+
+def test_a_parked_file_is_hoped_to_be_cut_back_in_part_before_that_was_seen() -> None:
+    """Of a sliding window it may have the end alone, and a slot that has it for certain is better. A root is copied for
+    many lanes: one of them finds out."""
+    unseen, seen = Rates(), Rates(file_reuse=0.9)
+    assert unseen.file_share(parked=True, rolls_back=None) < 0.9
+    assert unseen.file_share(parked=True, rolls_back=True) == unseen.file_share(parked=False, rolls_back=None) == 1.0
+    assert seen.file_share(parked=True, rolls_back=None) == seen.file_share(parked=False, rolls_back=True) == 0.9
