@@ -36,6 +36,7 @@ class WrongSlot:
     times: int = 1
     restored: int = 0
     url: str = field(default="", init=False)
+    _splicing: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -50,7 +51,10 @@ class WrongSlot:
             if "action=restore" in query:
                 self.restored += 1
                 if self.restored <= self.times:
-                    body = await self._spliced(upstream, scope["path"], orjson.loads(body)["filename"])
+                    async with self._splicing:  # several are restored at once, and all use the same two files
+                        body = await self._spliced(upstream, scope["path"], orjson.loads(body)["filename"])
+                        await self._forward(upstream, scope, body, query, send)
+                    return
             await self._forward(upstream, scope, body, query, send)
         finally:
             await upstream.close()
