@@ -76,5 +76,4 @@ def _is_last(ticket: Ticket, server: Server, slot: Slot, waiting: int) -> bool:
     blank = sum(not other.held.tokens for other in server.slots.slots if other is not slot)
     if blank:
         return waiting - 1 > blank
-    answered = slot.held.tokens > slot.held.prompt_tokens
-    return not (answered and continues(ticket, slot.held, ticket.chain.common_blocks(slot.held.chain)))
+    return not (slot.held.answered and continues(ticket, slot.held, ticket.chain.common_blocks(slot.held.chain)))

@@ -77,7 +77,7 @@ class Prices:
         tokens = tokens_of(ticket, blocks)
         if is_truncated(ticket, server, held, blocks):
             tokens = self.kept(ticket, server, held, blocks, can_fork)
-        elif held.tokens > held.prompt_tokens:
+        elif held.answered:
             tokens = int(tokens * server.slots.turn_share)
         return tokens, blocks
 

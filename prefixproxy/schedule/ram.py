@@ -47,7 +47,7 @@ class HostCache:
         """The conversation of which a prompt can `reuse` the most tokens, if any may be counted on."""
         if not self.limit or (self.counted and not self.proven):
             return None
-        answered = (held for held in self.entries[-self.limit :] if held.tokens > held.prompt_tokens)
+        answered = (held for held in self.entries[-self.limit :] if held.answered)
         found = (Loads(held, reuse(held)) for held in answered if kept(held, prompt) >= LEAST_KEPT)
         best = max(found, key=lambda loads: loads.tokens, default=None)
         return best if best is not None and best.tokens else None

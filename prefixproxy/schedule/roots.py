@@ -19,7 +19,7 @@ STRIKES = 2
 ROOT_HALF_LIFE_S = 1200.0
 """In which an unused snapshot loses half its worth."""
 EARLIER_TURN = 0.1
-"""How much likelier the newest turn of a conversation is gone on from than the one before it."""
+"""How likely the turn before the newest is gone on from, beside the newest."""
 RETRY_S = 60.0
 """A root that could not be warmed is left alone for this long."""
 DELIVERED_SHARE = 0.5

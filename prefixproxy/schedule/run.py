@@ -116,7 +116,7 @@ def lease(
         truncated=truncated,
         by_cut=by_cut,
         shares=shares,
-        answered=first.held.tokens if loads is None and not truncated and _has_answer(first.held) else 0,
+        answered=first.held.tokens if loads is None and not truncated and first.held.answered else 0,
         root=None if first.source is None else server.roots.roots.get(first.source),
         warmed=first.promised == ticket.id and first.warmed,
         pinned=pinned,
@@ -143,10 +143,6 @@ def settle(server: Server, ticket: Ticket, need: int, now: float, likely: Slot |
     expected, blocks = shared(ticket, server, likely.held) if likely is not None else (0, 0)
     truncated = likely is not None and blocks < len(likely.held.chain.hashes)
     return Running(ticket, server, now, need=need, expected=expected, truncated=truncated)
-
-
-def _has_answer(held: Held) -> bool:
-    return held.tokens > held.prompt_tokens
 
 
 def end(running: Running, finish: Finish, now: float) -> None:
@@ -250,7 +246,7 @@ def _judge_copy(running: Running, root: Root, share: float) -> list[Effect]:
     rates = server.slots.rates
     if running.truncated:
         rates.file_reuse = mixed(rates.file_reuse, min(1.0, share), TRUNCATION_WEIGHT)
-    if snapshot is None or snapshot.tokens <= snapshot.prompt_tokens:
+    if snapshot is None or not snapshot.answered:
         return work.drop(server, root) if server.roots.judge(root, delivered=share >= DELIVERED_SHARE) else []
     if share >= DELIVERED_SHARE:
         return []

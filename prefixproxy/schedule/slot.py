@@ -41,6 +41,11 @@ class Held:
     tokens: int
     cuts: tuple[Cut, ...] = ()
 
+    @property
+    def answered(self) -> bool:
+        """Whether an answer stands behind the prompt."""
+        return self.tokens > self.prompt_tokens
+
     def tokens_at(self, blocks: int) -> int:
         """The tokens in its first `blocks` blocks, taken as evenly spread."""
         return self.prompt_tokens * bytes_of(blocks) // self.chain.n_bytes if blocks else 0

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple
 
+from prefixproxy.schedule.slot import BATCH_TOKENS, LAST_TOKENS
 from prefixproxy.schedule.types import SlotSeen
 from prefixproxy.simulate.text import EMPTY, Text
 from prefixproxy.types import UpstreamFacts
@@ -23,8 +24,6 @@ KEPT_ENOUGH = 0.5
 LEAST_KEPT = 0.25
 """An entry of the RAM cache of which less would be used is not loaded (server-task.cpp, prompt cache load)."""
 
-LAST_TOKENS, BATCH_TOKENS = 4, 512
-"""A checkpoint is taken this much before a prompt's end, and one more a batch (--ubatch-size) before that."""
 
 Checkpoints = tuple[int, ...]
 
