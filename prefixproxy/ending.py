@@ -12,7 +12,7 @@ T = TypeVar("T")
 INTERRUPTED = "it was interrupted"
 """Why it ended early, in what it shows all the same."""
 _NO_HANDLERS = (NotImplementedError, RuntimeError, ValueError)
-"""What asyncio raises on Windows, and outside of the main thread."""
+"""Raised by asyncio on Windows, by asyncio outside of the main thread, and by uvloop there."""
 INTERRUPTED_CODE = 130
 """Exit code, as shells have it after Ctrl-C."""
 
