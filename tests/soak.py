@@ -34,8 +34,11 @@ class Way(StrEnum):
     STREAM = "stream"
     LEAVES_EARLY = "leaves_early"  # while it waits, or before its first token
     LEAVES_MIDWAY = "leaves_midway"  # after its first bytes
-    SEVERAL = "several"  # wants two answers of one token
+    SEVERAL = "several"  # wants two answers
     DIRECT = "direct"  # not through the proxy
+
+
+_LEAVES = (Way.LEAVES_EARLY, Way.LEAVES_MIDWAY)
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,8 @@ class Planned:
     number: int
     way: Way
     patience_s: float
+    n_tokens: int = 8
+    """What each answer may have."""
 
 
 @dataclass
@@ -54,25 +59,26 @@ class Report:
     ways: Counter[Way] = field(default_factory=Counter)
 
 
-def plan(n: int, seed: int) -> list[Planned]:
+def plan(n: int, seed: int, *, strangers: bool) -> list[Planned]:
+    """Several answers of one token each leave llama-server with a copy between slots to make. A stranger's request that
+    gets such a slot before it is made is spoilt, and so is what the server keeps of it; nobody but the stranger could
+    wait. So beside strangers (`Way.DIRECT`) several answers have two tokens each."""
     rng = Random(seed)
     ways = [Way.JSON] * 9 + [Way.STREAM] * 5 + [Way.LEAVES_EARLY] * 3 + [Way.LEAVES_MIDWAY] * 2
-    ways += [Way.SEVERAL] * 2 + [Way.DIRECT]
-    return [Planned(number, rng.choice(ways), rng.choice([0.002, 0.02, 0.1, 0.4])) for number in range(n)]
-
-
-def body(number: int) -> dict[str, Any]:
-    """Five roots, and a nonce that only this request has."""
-    root = number % N_ROOTS
-    system = f"You are clerk {root} of the archive. " + f"Rule {root}: name the sheet, the scale and the shelf. " * 12
-    user = f"Nonce {number * 7919 % 100003}: what does rule {number % 13} say of sheet {number}?"
-    messages = [{"role": "system", "content": system}, {"role": "user", "content": user}]
-    return {"messages": messages, "max_tokens": 8, "temperature": 0, "logprobs": True, "top_logprobs": 5}
+    ways += [Way.SEVERAL] * 2 + [Way.DIRECT] * strangers
+    drawn = [(number, rng.choice(ways), rng.choice([0.002, 0.02, 0.1, 0.4])) for number in range(n)]
+    few = 2 if strangers else 1
+    return [Planned(*each, few if each[1] is Way.SEVERAL else 400 if each[1] in _LEAVES else 8) for each in drawn]
 
 
 def payload_of(request: Planned) -> dict[str, Any]:
-    """Two answers of one token each leave llama-server with a copy between slots to make."""
-    return body(request.number) | ({"n": 2, "max_tokens": 1} if request.way is Way.SEVERAL else {})
+    """Five roots, and a nonce that only this request has."""
+    number, root = request.number, request.number % N_ROOTS
+    system = f"You are clerk {root} of the archive. " + f"Rule {root}: name the sheet, the scale and the shelf. " * 12
+    user = f"Nonce {number * 7919 % 100003}: what does rule {number % 13} say of sheet {number}?"
+    messages = [{"role": "system", "content": system}, {"role": "user", "content": user}]
+    limits = {"max_tokens": request.n_tokens, "temperature": 0, "logprobs": True, "top_logprobs": 5}
+    return {"messages": messages, **limits, **({"n": 2} if request.way is Way.SEVERAL else {})}
 
 
 def read(choices: Sequence[Mapping[str, Any]]) -> Answer:
@@ -143,7 +149,7 @@ async def _send(client: httpx.AsyncClient, request: Planned, report: Report) -> 
     elif request.way is Way.LEAVES_EARLY:
         try:
             async with asyncio.timeout(request.patience_s):
-                await client.post("/v1/chat/completions", json=payload | {"max_tokens": 400})
+                await client.post("/v1/chat/completions", json=payload)
         except TimeoutError:
             return
     else:
@@ -154,14 +160,11 @@ async def _send(client: httpx.AsyncClient, request: Planned, report: Report) -> 
 
 async def _stream(client: httpx.AsyncClient, request: Planned, payload: dict[str, Any], report: Report) -> None:
     choices: list[Mapping[str, Any]] = []
-    leaves = request.way is Way.LEAVES_MIDWAY
-    if leaves:
-        payload["max_tokens"] = 400
     async with client.stream("POST", "/v1/chat/completions", json=payload) as answer:
         async for line in answer.aiter_lines():
             if line.startswith("data: {"):
                 choices += orjson.loads(line[6:])["choices"]
-                if leaves:
+                if request.way is Way.LEAVES_MIDWAY:
                     return
     report.statuses[answer.status_code] += 1
     report.answers[request.number] = read(choices)

@@ -15,7 +15,7 @@ from prefixproxy.schedule.plan import Group, Place, Server, tokens_of
 from prefixproxy.schedule.price import Prices
 from prefixproxy.schedule.queue import Waiting
 from prefixproxy.schedule.slot import Slot
-from prefixproxy.schedule.slots import MOST_SLOTS, REUSE_CHANCE, REUSE_HALF_LIFE_S, VALUED_RATE
+from prefixproxy.schedule.slots import MOST_SLOTS, REUSE_CHANCE, REUSE_HALF_LIFE_S
 from prefixproxy.schedule.types import Reason
 
 SLACK_S = 0.002
@@ -33,7 +33,7 @@ class _Search:
         self.prices, self.index, self.waiting, self.ticket = prices, index, waiting, waiting.ticket
         self.path = prices.path(self.ticket)
         self.rate, _, self.restore = index.bounds()
-        self.value = REUSE_CHANCE / min(self.rate, VALUED_RATE)
+        self.value = REUSE_CHANCE / self.rate
         self.age = prices.now / REUSE_HALF_LIFE_S
         self.best = inf
         self.found: list[Place] = []

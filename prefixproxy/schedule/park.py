@@ -14,6 +14,9 @@ from prefixproxy.schedule.types import Policy, Ticket
 
 COPIES = 2.0
 """Saving now and restoring later, in copies."""
+VALUED_RATE = 1000.0
+"""Tokens per second at which what a slot holds is valued at the most: a fast prefill is no reason to throw a
+conversation away, as evaluating it again also holds up whatever decodes beside it."""
 MIN_PARKED_TOKENS = 16
 MIN_ROOT_TOKENS = 64
 
@@ -43,7 +46,7 @@ def park_first(ticket: Ticket, place: Place, policy: Policy, busy: int, now: flo
     known = server.roots.find(slot.held.chain)
     if known is not None and (known.running or now < known.retry_at):
         return None
-    lost_s = server.slots.lost_s(slot, kept, server.rate(policy), now)
+    lost_s = server.slots.lost_s(slot, kept, min(server.rate(policy), VALUED_RATE), now)
     if lost_s <= COPIES * server.slots.rates.copy_s(slot.held.tokens) * (1 + busy):
         return None
     return SaveFirst(server, slot, slot.held.chain, ticket, parked=True)

@@ -34,9 +34,6 @@ UNSTARTED_SETTLE_S = 0.25
 only this long after."""
 ROLLS_BACK_SHARE = 0.75
 """Slots that keep less than this share of a prefix when its tail has to go cannot be cut back."""
-VALUED_RATE = 1000.0
-"""Tokens per second at which what a slot holds is valued at the most: a fast prefill is no reason to throw a
-conversation away, as evaluating it again also holds up whatever decodes beside it."""
 ASSUMED_ANSWER_S = 5.0
 COPIES_S = 30.0
 """A slot that was busy for so long has decoded something."""
@@ -349,7 +346,7 @@ class Upstream:
         held = slot.held
         kept = max(kept_blocks, self.counts.deepest(held.chain, holders=2))
         chance = REUSE_CHANCE * exp2((slot.last_used - now) / REUSE_HALF_LIFE_S)
-        return max(0, held.tokens - held.tokens_at(kept)) / min(rate, VALUED_RATE) * chance
+        return max(0, held.tokens - held.tokens_at(kept)) / rate * chance
 
     def in_state(self, *states: SlotState) -> Sequence[Slot]:
         """In the order of their numbers."""

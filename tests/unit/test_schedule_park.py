@@ -268,6 +268,14 @@ def test_the_turn_before_goes_first_when_the_pool_is_full() -> None:
     assert table.supersede(late, rolls_back=True) == [early]
 
 
+def test_on_a_fast_server_too_a_short_tail_gives_way_to_a_longer_root() -> None:
+    """What is lost counts as much as what is gained: 40 tokens of the root against 20 of another question."""
+    sim = Sim([SimServer(facts(), rate=20_000.0)])
+    asked = [ask(sim, words("root", 40), words(f"question {n}", 10), head=40, answer=10) for n in range(3)]
+    assert [slot_of(one) for one in asked] == [0, 0, 0]
+    assert [one.cached for one in asked] == [0, 40, 40]
+
+
 def taking_turns(server: SimServer, *, quotes: bool, answer: int) -> list[int]:
     """Four conversations take turns on two slots; the tokens that each of the four turns evaluated."""
     sim, costs = Sim([server]), []
