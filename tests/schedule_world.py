@@ -172,10 +172,11 @@ class World:
         return any(not s.arrived or (not s.abandoned and s.ticket not in found) for s in mine)
 
     def answered(self, sent: Sent) -> None:
-        """The server is done with it, and nobody here has heard of that."""
+        """The server is done with it, and nobody here has heard of that. Of several slots the first alone keeps it."""
         assert sent.ticket is not None
         for slot in sent.slots:
-            self.content[SlotId(sent.upstream, slot)] = self.tickets[sent.ticket].n_tokens + 9
+            n_tokens = self.tickets[sent.ticket].n_tokens + 9
+            self.content[SlotId(sent.upstream, slot)] = n_tokens if slot == sent.slots[0] else 0
         self.freed(sent)
         sent.over = True
 

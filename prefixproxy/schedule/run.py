@@ -27,7 +27,7 @@ class Running:
     """`slots`: empty while the server is still choosing. `expected`: tokens its slot was believed to share with it;
     `truncated`: by forgetting a tail first; `by_cut`: of `shares` tokens those before a checkpoint; `answered`: all
     that its slot held, if that was the same prompt with an answer; `root`: restored for it; `warmed`: the root was
-    warmed in its slot."""
+    warmed in its slot; `keeps`: the one of its several slots that keeps the prompt."""
 
     ticket: Ticket
     server: Server
@@ -41,6 +41,7 @@ class Running:
     answered: int = 0
     root: Root | None = None
     warmed: bool = False
+    keeps: Slot | None = None
     pinned: bool = False
     charged: Charge | None = None
     started_at: float | None = None
@@ -76,12 +77,21 @@ class Running:
                 self.server.slots.census.note(slot)
 
     def settle_in(self, slots: Sequence[Slot], now: float) -> None:
-        """The server chose these slots for it."""
+        """The server chose these slots for it. Of several the oldest task has the prompt; the others get a copy of it,
+        and are cleared when they end (server-context.cpp, release())."""
         self.server.slots.settling = None
+        tasks = [slot.task for slot in slots if slot.task is not None]
+        if len(tasks) == len(slots) > 1:
+            self.keeps = next(slot for slot in slots if slot.task == min(tasks))
+        held = self.held_over(NOTHING)
         for slot in slots:
-            self.server.slots.lease(slot, self.ticket.id, self.ticket.family, self.held, self.ticket.n_tokens, now)
+            self.server.slots.lease(slot, self.ticket.id, self.ticket.family, held, self.ticket.n_tokens, now)
             slot.started, slot.first_token_at, slot.tenant = True, self.first_token_at, self.ticket.tenant
         self.slots = list(slots)
+
+    def leaves_prompt(self, finish: Finish) -> bool:
+        """Whether a slot of its own holds its prompt when it has ended; of several prompts nobody knows which."""
+        return finish.ok and (self.need == 1 or self.ticket.reuse)
 
     def started_before(self, asked: float) -> bool:
         """Whether the server was known to work on it when a look was asked for."""
@@ -152,10 +162,10 @@ def end(running: Running, finish: Finish, now: float) -> None:
     if slots.trying == running.ticket.id:
         slots.trying = None
     for slot in running.slots:
-        if running.need > 1:
-            slots.forget(slot)  # llama-server clears the slots of the further answers when they end (release())
+        if running.need > 1 and not (slot is running.keeps and running.leaves_prompt(finish)):
+            slots.forget(slot)
         elif finish.ok:
-            slots.hold(slot, replace(_held_after(running.held, finish), cuts=slot.held.cuts))
+            slots.hold(slot, _held_after(slot.held, finish))
         elif finish.confirmed_idle or (not slots.observed and slot.first_token_at is None):
             slots.hold(slot, slot.before if not slot.started else slot.before.cut(_common(slot), 0))
             slots.poll_soon = slots.observed
@@ -182,8 +192,9 @@ def _end_unseen(running: Running, settling: Settling, finish: Finish, now: float
     for slot in slots.in_state(SlotState.FOREIGN, SlotState.DRAINING) if not finish.confirmed_idle else ():
         # it may have taken one that was idle by then: no look from before tells
         slot.since, slot.started = now, slot.started and running.started_at is not None
+    left = _held_after(running.held_over(NOTHING), finish)
     for slot in list(slots.in_state(SlotState.IDLE)):
-        slots.suspect(slot, _held_after(running.held, finish) if finish.ok and running.need == 1 else NOTHING)
+        slots.suspect(slot, left if running.leaves_prompt(finish) else NOTHING)
         slots.census.promise(slot, None)
         slot.task = None
         if slot.id in settling.seen_busy or not finish.confirmed_idle:
@@ -200,7 +211,7 @@ def _held_after(held: Held, finish: Finish) -> Held:
     handle_last_sampled_token)."""
     known = finish.cached_tokens is not None and finish.evaluated_tokens is not None
     prompt = (finish.cached_tokens or 0) + (finish.evaluated_tokens or 0) if known else held.prompt_tokens
-    return Held(held.chain, prompt, prompt + max(0, (finish.predicted_tokens or 0) - 1))
+    return Held(held.chain, prompt, prompt + max(0, (finish.predicted_tokens or 0) - 1), held.cuts)
 
 
 def learn(running: Running, finish: Finish, now: float) -> None:
