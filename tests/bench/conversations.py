@@ -40,7 +40,8 @@ class Pattern:
     """`order`: whose turn it is, one conversation after the other. `briefings`: second parts of the root, 0 for none.
     Of the turns a share of `again` asks something else instead of its last question, of `aside` is no turn but a short
     request of its own, as for a title, and of `shorter` goes on from the first question and its answer alone.
-    `documents`: texts of which each conversation's first question begins with one, 0 for none."""
+    `documents`: texts of which each conversation's first question begins with one, 0 for none. `answers`: asked for at
+    once (`n`); the first is gone on with."""
 
     conversations: int = 40
     roots: int = 8
@@ -54,6 +55,7 @@ class Pattern:
     shorter: float = 0.0
     documents: int = 0
     answer_tokens: int = 12
+    answers: int = 1
 
     def turns(self) -> tuple[int, ...]:
         return self.order or tuple(range(self.conversations)) * 3
@@ -125,9 +127,9 @@ async def converse(url: str, engine_url: str, pattern: Pattern) -> int:
             history = pattern.begin(histories[number], mood)
             document = documents[number % len(documents)] if len(history) == 1 else ""
             history.append({"role": "user", "content": document + text})
-            answer = await client.post(PATH, json=asking(history, pattern.answer_tokens))
+            answer = await client.post(PATH, json=asking(history, pattern))
             answer.raise_for_status()
-            [choice] = answer.json()["choices"]
+            choice = next(each for each in answer.json()["choices"] if each["index"] == 0)
             written = [token["id"] for token in choice["logprobs"]["content"]]
             trie.add(await server.tokens(PATH, {"messages": history}), written)
             history.append({"role": "assistant", "content": choice["message"]["content"]})
@@ -144,8 +146,9 @@ async def converse(url: str, engine_url: str, pattern: Pattern) -> int:
     return trie.least
 
 
-def asking(messages: Messages, max_tokens: int) -> dict[str, Any]:
-    return {"messages": messages, "max_tokens": max_tokens, "temperature": 0, "logprobs": True}
+def asking(messages: Messages, pattern: Pattern) -> dict[str, Any]:
+    limits = {"max_tokens": pattern.answer_tokens, "temperature": 0, "logprobs": True}
+    return {"messages": messages, **limits, **({"n": pattern.answers} if pattern.answers > 1 else {})}
 
 
 async def one_arm(model: Path, kind: str, way: Way, pattern: Pattern) -> Arm:
@@ -161,7 +164,7 @@ async def one_arm(model: Path, kind: str, way: Way, pattern: Pattern) -> Arm:
 def drawn(rng: Random) -> Pattern:
     """Any pattern: few or many conversations, in turn, in bursts, or as it comes, that share one root, a few, or none,
     or a briefing behind it; some ask again, start over or ask aside, some about the same documents, and answers may be
-    long."""
+    long, or several at once."""
     n = rng.choice([2, 4, 5, 8, 12, 20])
     rounds = rng.choice([2, 3, 4])
     match rng.choice(["in turn", "bursts", "any"]):
@@ -188,6 +191,7 @@ def drawn(rng: Random) -> Pattern:
         0.1 * shorter,
         documents,
         answer_tokens,
+        rng.choice([1, 1, 1, 1, 2, 3]),
     )
 
 
