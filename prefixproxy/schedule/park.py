@@ -35,14 +35,33 @@ def park_first(ticket: Ticket, place: Place, policy: Policy, busy: int, now: flo
     """Save what `place` would overwrite, if evaluating it again costs more than two copies. A copy holds up the `busy`
     requests that run beside it, too."""
     server, slot = place.server, place.slot
-    if slot.held.tokens < MIN_PARKED_TOKENS or slot.promised == ticket.id or is_parked(server, slot):
-        return None
-    if not policy.park or not server.slots.rolls_back or server.snapshots_off_because(policy, now):
+    if not _can_park(ticket, server, slot, policy, now):
         return None
     direct = place.root is None and ticket.reuse
     kept = ticket.chain.common_blocks(slot.held.chain) if direct else 0
     if direct and continues(ticket, slot.held, kept):
         return None
+    return _if_worth_it(ticket, server, slot, kept, policy, busy, now)
+
+
+def cleared_first(
+    ticket: Ticket, server: Server, slot: Slot, policy: Policy, busy: int, now: float
+) -> SaveFirst | None:
+    """The same of a slot that is taken for a further answer, and cleared."""
+    if not _can_park(ticket, server, slot, policy, now):
+        return None
+    return _if_worth_it(ticket, server, slot, 0, policy, busy, now)
+
+
+def _can_park(ticket: Ticket, server: Server, slot: Slot, policy: Policy, now: float) -> bool:
+    if slot.held.tokens < MIN_PARKED_TOKENS or slot.promised == ticket.id or is_parked(server, slot):
+        return False
+    return policy.park and server.slots.rolls_back and not server.snapshots_off_because(policy, now)
+
+
+def _if_worth_it(
+    ticket: Ticket, server: Server, slot: Slot, kept: int, policy: Policy, busy: int, now: float
+) -> SaveFirst | None:
     known = server.roots.find(slot.held.chain)
     if known is not None and (known.running or now < known.retry_at):
         return None

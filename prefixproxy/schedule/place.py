@@ -12,7 +12,7 @@ from itertools import islice
 
 from prefixproxy.schedule.cheapest import cheapest_places
 from prefixproxy.schedule.fleet import in_state
-from prefixproxy.schedule.park import park_first, turn_first, worthwhile_tokens
+from prefixproxy.schedule.park import cleared_first, park_first, turn_first, worthwhile_tokens
 from prefixproxy.schedule.plan import (
     WAIT_SLACK,
     Decision,
@@ -74,7 +74,7 @@ class Placement(Waits):
         if is_over(ticket, self.fleet.up(), self.policy):
             return Hold(HoldReason.TENANT_SLOTS)
         if ticket.n_seqs > 1:
-            return self._spread(ticket, serving)
+            return self._several(waiting, serving)
         home = self._client_slot(ticket, serving)
         if home is not None:
             return self._at_client_slot(ticket, *home)
@@ -118,13 +118,40 @@ class Placement(Waits):
 
     # 2. several slots, or the client's own
 
+    def _several(self, waiting: Waiting, serving: Group) -> Decision:
+        ticket = waiting.ticket
+        ready = self.fleet.prepared(ticket, serving) or self._spread(ticket, serving)
+        if not isinstance(ready, Spread) or ready.need == 1:
+            return ready
+        return self._before_several(waiting, ready) or ready
+
+    def _before_several(self, waiting: Waiting, ready: Spread) -> Decision | None:
+        """Its prompt is brought into a slot first, where that is cheaper, and what is of value in the others is saved:
+        the server takes the slot that shares most with the prompt, and for the other answers those with the lowest
+        numbers, which it clears."""
+        ticket, server = waiting.ticket, ready.server
+        if not (ticket.reuse and ticket.pinnable) or waiting.plain or server.slots.unpinned_because(self.now):
+            return None
+        places = list(self.places(waiting, server))
+        if not places:
+            return None
+        best = _best(places)
+        first = self._root_first(waiting, best) or best
+        if isinstance(first, WarmFirst) or first is best:
+            first = self._kept_first(waiting, best, first)
+        if first is not best or best.root is not None:
+            return first
+        others = [slot for slot in server.slots.in_state(SlotState.IDLE) if slot is not best.slot]
+        cleared = (cleared_first(ticket, server, slot, self.policy, self.running, self.now) for slot in others)
+        return next((save for save in islice(cleared, ready.need - 1) if save is not None), None)
+
     def _spread(self, ticket: Ticket, serving: Group) -> Decision:
         for server in serving:
             slots = server.slots
             need = ticket.n_seqs if ticket.n_seqs <= len(slots.slots) else 1
             if (
                 self.closed_because(server) is None
-                and sum(slot.idle and not slot.promised for slot in slots.slots) >= need
+                and sum(slot.idle and slot.promised in (None, ticket.id) for slot in slots.slots) >= need
             ):
                 if not slots.observed or slots.pins_confirmed(self.now):
                     return Spread(server, need)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import count
 from math import inf
 from typing import NamedTuple
 
@@ -30,12 +31,14 @@ Checkpoints = tuple[int, ...]
 
 @dataclass(slots=True)
 class Row:
-    """One slot. `checkpoints`: tokens at which its state can be taken up again, where it cannot be cut back."""
+    """One slot. `checkpoints`: tokens at which its state can be taken up again, where it cannot be cut back. `task`: the
+    newest one; -1 as long as there was none."""
 
     text: Text = EMPTY
     checkpoints: Checkpoints = ()
     busy: bool = False
     last_used: float = -1.0
+    task: int = -1
 
 
 class Taken(NamedTuple):
@@ -128,6 +131,7 @@ class VirtualServer:
         self.rows = [Row() for _ in range(self.facts.n_slots)]
         self._ram = RamCache(self.ram_tokens) if self.ram_tokens else None
         self._unpublished: set[int] = set()
+        self._tasks = count()
 
     def take(self, slot: int | None, prompt: Text, now: float, what: str, head: int = 0) -> Taken | None:
         """Start evaluating; None if no slot is free for an unpinned prompt. `head`: tokens before its first message."""
@@ -146,7 +150,7 @@ class VirtualServer:
             cached = max((n for n in row.checkpoints if n <= cached), default=0)
         cached = max(0, cached)
         row.checkpoints = self._checkpoints(row.checkpoints, cached, len(prompt), head)
-        row.busy, row.text = True, prompt
+        row.busy, row.text, row.task = True, prompt, next(self._tasks)
         self._publish_idle()
         self.evaluated += len(prompt) - cached
         self.free_at = max(self.free_at, now) + (len(prompt) - cached) / self.rate
@@ -196,7 +200,7 @@ class VirtualServer:
         """Take the lowest idle slots for further answers to one prompt, and clear them (n > 1)."""
         children = [i for i, row in enumerate(self.rows) if not row.busy][:further] if further > 0 else []
         for child in children:
-            self.rows[child].busy, self.rows[child].text = True, EMPTY
+            self.rows[child].busy, self.rows[child].text, self.rows[child].task = True, EMPTY, next(self._tasks)
         return children
 
     def release(self, slot: int, now: float, text: Text | None = None) -> None:
@@ -221,7 +225,7 @@ class VirtualServer:
 
     def seen(self) -> dict[int, SlotSeen]:
         """What GET /slots shows."""
-        return {i: SlotSeen(row.busy, len(row.text)) for i, row in enumerate(self.rows)}
+        return {i: SlotSeen(row.busy, len(row.text), row.task) for i, row in enumerate(self.rows)}
 
     def _check_idle(self, slot: int, what: str, now: float) -> None:
         if self.rows[slot].busy:

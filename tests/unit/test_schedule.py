@@ -545,33 +545,6 @@ def test_several_answers_at_once_need_as_many_idle_slots_and_leave_nothing_behin
     assert [row.tokens for row in s.snapshot(2.0).slots] == [0, 0]
 
 
-@pytest.mark.parametrize("parent", [0, 1])
-def test_of_several_answers_the_one_with_the_oldest_task_leaves_the_prompt_in_its_slot(parent: int) -> None:
-    s = ready(n_slots=2)
-    s.submit([lane(0, SHORT, n_seqs=2)], 0.0)
-    tasks = {parent: 7, 1 - parent: 8}
-    s.slots_seen("u", {i: SlotSeen(True, 100, task=tasks[i]) for i in (0, 1)}, 0.2, 0.1)
-    s.finished(TicketId("a"), Finish(True, 0, 100, 10, 0.5), 1.0)
-    assert [row.tokens > 0 for row in s.snapshot(1.0).slots] == [parent == 0, parent == 1]
-    assert granted(s.submit([replace(lane(0, SHORT), id=TicketId("b"))], 2.0)) == [("b", slot(parent))]
-
-
-def test_several_answers_that_nobody_saw_leave_the_prompt_where_a_look_shows_as_many_tokens() -> None:
-    s = ready(n_slots=3)
-    s.submit([lane(0, SHORT, n_seqs=2)], 0.0)
-    s.finished(TicketId("a"), Finish(True, 0, 100, 10, 0.5), 1.0)
-    s.slots_seen("u", {0: SlotSeen(False, 0), 1: SlotSeen(False, 109), 2: SlotSeen(False, None)}, 1.1, 1.05)
-    assert granted(s.submit([replace(lane(0, SHORT), id=TicketId("b"))], 2.0)) == [("b", slot(1))]
-
-
-def test_several_answers_that_broke_off_leave_nothing_behind() -> None:
-    s = ready(n_slots=2)
-    s.submit([lane(0, SHORT, n_seqs=2)], 0.0)
-    s.slots_seen("u", {i: SlotSeen(True, 100, task=i) for i in (0, 1)}, 0.2, 0.1)
-    s.finished(TicketId("a"), Finish(False), 1.0)
-    assert [row.tokens for row in s.snapshot(1.0).slots] == [0, 0]
-
-
 def test_more_answers_than_slots_are_the_servers_to_refuse() -> None:
     s = ready(n_slots=2)
     assert granted(s.submit([lane(0, SHORT, n_seqs=5)], 0.0)) == [("a", None)]

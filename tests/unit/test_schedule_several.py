@@ -1,0 +1,115 @@
+"""Several answers to one prompt (`n`): the server takes a slot for each, and clears those of the further ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from schedule_sim import FULL, Sim, SimServer, facts, lower_bound, request, words
+
+from prefixproxy.schedule.scheduler import Scheduler
+from prefixproxy.schedule.types import Effect, Finish, Grant, Policy, Reason, Save, SlotSeen, Ticket
+from prefixproxy.simulate.run import Request
+from prefixproxy.types import SlotId, TicketId
+
+N_CONVERSATIONS, N_ROOTS, N_TURNS = 4, 2, 3
+
+
+def converse(server: SimServer, n_seqs: int, policy: Policy | None = None) -> list[Request]:
+    """Four conversations on two roots take turns, each with so many answers, of which none is quoted."""
+    sim, asked = Sim([server], policy), []
+    histories = [words(f"root {i % N_ROOTS}", 600) for i in range(N_CONVERSATIONS)]
+    for turn in range(N_TURNS):
+        for i, history in enumerate(histories):
+            one = request(history, words(f"turn {turn} of {i}", 60), head=600, at=sim.now, n_seqs=n_seqs)
+            sim.submit(sim.now + 0.1, one)
+            sim.run()
+            asked.append(one)
+            histories[i] = one.prompt + words(f"else {turn} of {i}", 20)
+    assert server.violations == []
+    assert [one.ends for one in asked] == ["ok"] * len(asked)
+    return asked
+
+
+@pytest.mark.parametrize("rollback", [True, False])
+@pytest.mark.parametrize("n_seqs", [2, 3, 4])
+def test_what_their_slots_held_is_kept(n_seqs: int, rollback: bool) -> None:
+    server = SimServer(facts(capabilities=replace(FULL, host_cache=False, rolls_back=rollback)), rollback=rollback)
+    asked = converse(server, n_seqs)
+    least = lower_bound([one.prompt for one in asked])
+    assert server.evaluated <= (1.1 if rollback else 1.5) * least
+
+
+def test_without_parking_it_is_lost() -> None:
+    server = SimServer(facts(capabilities=replace(FULL, host_cache=False)))
+    asked = converse(server, 3, Policy(park=False, fork=False))
+    assert server.evaluated > 1.3 * lower_bound([one.prompt for one in asked])
+
+
+def ready(n_slots: int, *, park: bool = False) -> Scheduler:
+    s = Scheduler(Policy(park=park))
+    s.upstream_up(facts(n_slots=n_slots), -1.0)
+    s.slots_seen("u", {i: SlotSeen(False, 0) for i in range(n_slots)}, -0.1, -0.1)
+    return s
+
+
+def lane(name: str, root: str = "root", n_seqs: int = 1) -> Ticket:
+    return replace(request(words(root, 600), words(name, 40)).ticket, id=TicketId(name), n_seqs=n_seqs)
+
+
+def granted(effects: Sequence[Effect]) -> list[tuple[TicketId, SlotId | None]]:
+    return [(effect.ticket_id, effect.slot) for effect in effects if isinstance(effect, Grant)]
+
+
+def answered(s: Scheduler, name: str, now: float, effects: Sequence[Effect] = ()) -> None:
+    s.finished(TicketId(name), Finish(True, 0, 640, 10, 5.0), now)
+
+
+def test_a_slot_that_they_clear_is_saved_first() -> None:
+    s = ready(2, park=True)
+    s.submit([replace(lane("x", "other"), warmable=False)], 0.0)
+    answered(s, "x", 1.0)
+    [save] = [
+        effect for effect in s.submit([replace(lane("a", n_seqs=2), warmable=False)], 2.0) if isinstance(effect, Save)
+    ]
+    assert save.slot == SlotId("u", 0)
+    assert granted(s.saved(save.root, True, 1000, 0.01, 2.1)) == [("a", None)]
+
+
+@pytest.mark.parametrize("parent", [0, 1])
+def test_the_one_with_the_oldest_task_leaves_the_prompt_in_its_slot(parent: int) -> None:
+    s = ready(2)
+    s.submit([replace(lane("a", n_seqs=2), warmable=False)], 0.0)
+    tasks = {parent: 7, 1 - parent: 8}
+    s.slots_seen("u", {i: SlotSeen(True, 640, task=tasks[i]) for i in (0, 1)}, 0.2, 0.1)
+    answered(s, "a", 1.0)
+    assert [row.tokens > 0 for row in s.snapshot(1.0).slots] == [parent == 0, parent == 1]
+    assert granted(s.submit([lane("a")], 2.0)) == [("a", SlotId("u", parent))]
+
+
+def test_if_nobody_saw_them_the_prompt_is_where_a_look_shows_as_many_tokens() -> None:
+    s = ready(3)
+    s.submit([replace(lane("a", n_seqs=2), warmable=False)], 0.0)
+    answered(s, "a", 1.0)
+    s.slots_seen("u", {0: SlotSeen(False, 0), 1: SlotSeen(False, 649), 2: SlotSeen(False, None)}, 1.1, 1.05)
+    assert granted(s.submit([lane("a")], 2.0)) == [("a", SlotId("u", 1))]
+
+
+def test_those_that_broke_off_leave_nothing_behind() -> None:
+    s = ready(2)
+    s.submit([replace(lane("a", n_seqs=2), warmable=False)], 0.0)
+    s.slots_seen("u", {i: SlotSeen(True, 640, task=i) for i in (0, 1)}, 0.2, 0.1)
+    s.finished(TicketId("a"), Finish(False), 1.0)
+    assert [row.tokens for row in s.snapshot(1.0).slots] == [0, 0]
+
+
+def test_a_root_they_share_with_others_is_copied_for_them() -> None:
+    sim = Sim([SimServer(facts())])
+    lanes = [request(words("root", 900), words(f"lane {i}", 30), head=900, n_seqs=n) for i, n in enumerate([1, 1, 2])]
+    for one in lanes:
+        sim.submit(0.0, one)
+    sim.run()
+    assert [one.ends for one in lanes] == ["ok"] * 3
+    assert sim.servers["u"].evaluated <= 1.1 * lower_bound([one.prompt for one in lanes])
+    assert any(one.grant is not None and one.grant.reason is Reason.SEVERAL_SEQUENCES for one in lanes)
