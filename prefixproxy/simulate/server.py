@@ -31,8 +31,8 @@ Checkpoints = tuple[int, ...]
 
 @dataclass(slots=True)
 class Row:
-    """One slot. `checkpoints`: tokens at which its state can be taken up again, where it cannot be cut back. `task`: the
-    newest one; -1 as long as there was none."""
+    """One slot. `checkpoints`: tokens at which its state can be taken up again, where it cannot be cut back. `task`:
+    the newest one; -1 as long as there was none."""
 
     text: Text = EMPTY
     checkpoints: Checkpoints = ()
