@@ -123,27 +123,28 @@ class Placement(Waits):
         ready = self.fleet.prepared(ticket, serving) or self._spread(ticket, serving)
         if not isinstance(ready, Spread) or ready.need == 1:
             return ready
-        return self._before_several(waiting, ready) or ready
+        return self._before_several(waiting, ready)
 
-    def _before_several(self, waiting: Waiting, ready: Spread) -> Decision | None:
+    def _before_several(self, waiting: Waiting, ready: Spread) -> Decision:
         """Its prompt is brought into a slot first, where that is cheaper, and what is of value in the others is saved:
         the server takes the slot that shares most with the prompt, and for the other answers those with the lowest
         numbers, which it clears."""
         ticket, server = waiting.ticket, ready.server
         if not (ticket.reuse and ticket.pinnable) or waiting.plain or server.slots.unpinned_because(self.now):
-            return None
-        places = list(self.places(waiting, server))
+            return ready
+        places = self.places(waiting, server)
         if not places:
-            return None
+            return ready
         best = _best(places)
         first = self._root_first(waiting, best) or best
-        if isinstance(first, WarmFirst) or first is best:
+        if isinstance(first, Place | WarmFirst):
             first = self._kept_first(waiting, best, first)
         if first is not best or best.root is not None:
             return first
         others = [slot for slot in server.slots.in_state(SlotState.IDLE) if slot is not best.slot]
         cleared = (cleared_first(ticket, server, slot, self.policy, self.running, self.now) for slot in others)
-        return next((save for save in islice(cleared, ready.need - 1) if save is not None), None)
+        saves = (save for save in islice(cleared, ready.need - 1) if save is not None)
+        return next(saves, Spread(server, ready.need, best.slot))
 
     def _spread(self, ticket: Ticket, serving: Group) -> Decision:
         for server in serving:

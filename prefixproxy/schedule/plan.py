@@ -162,10 +162,12 @@ class SaveFirst:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Let the server spread `need` sequences over its idle slots, or the first that comes free."""
+    """Let the server spread `need` sequences over its idle slots, or the first that comes free. `likely`: where it will
+    find most of the prompt."""
 
     server: Server
     need: int
+    likely: Slot | None = None
 
 
 Decision = Hold | Gather | Place | WarmFirst | SaveFirst | Spread

@@ -376,7 +376,7 @@ class Scheduler:
             waiting.hold = HoldReason.SETTLING
             return []
         if server.slots.observed:
-            running = settle(server, ticket, where.need, now)
+            running = settle(server, ticket, where.need, now, where.likely)
         else:
             idle = [slot for slot in server.slots.slots if slot.idle]
             running = lease(server, ticket, idle[: where.need], False, now)
