@@ -37,6 +37,8 @@ def settle(slots: Upstream, policy: Policy, now: float) -> list[Effect]:
     if slots.settling is not None or now < slots.haunted_until or (pinned and slots.stale(now)):
         return []
     idle = slots.in_state(SlotState.IDLE)
+    if pinned and any(slot.doubt is not None for slot in idle):
+        return []  # one of them may hold the prompt: a look will tell
     if not idle or (slots.draining_first and slots.has(SlotState.DRAINING)) or _decoding(slots):
         return []
     if not pinned and not slots.pins_confirmed(now):

@@ -79,11 +79,12 @@ def is_parked(server: Server, slot: Slot) -> bool:
 
 def turn_first(ticket: Ticket, place: Place, policy: Policy, waiting: int, now: float) -> WarmFirst | None:
     """Evaluate the whole prompt alone and save it, where only that can be of use to its next turn, and where there are
-    more conversations than slots: something was overwritten, or will be by the `waiting` tickets or the next one."""
+    more conversations than slots: something was overwritten, or will be by the `waiting` tickets or the next one. With
+    several answers its slot is one of those that the next such request may have cleared."""
     server, slot = place.server, place.slot
     if not policy.park or server.slots.rolls_back or not ticket.warmable or ticket.side:
         return None
-    if not server.slots.evicted and not _is_last(ticket, server, slot, waiting):
+    if not server.slots.evicted and ticket.n_seqs == 1 and not _is_last(ticket, server, slot, waiting):
         return None
     if server.snapshots_off_because(policy, now) or ticket.chain.digest == slot.held.chain.digest:
         return None

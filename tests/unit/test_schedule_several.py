@@ -9,7 +9,19 @@ import pytest
 from schedule_sim import FULL, Sim, SimServer, facts, lower_bound, request, words
 
 from prefixproxy.schedule.scheduler import Scheduler
-from prefixproxy.schedule.types import Effect, Finish, Grant, Policy, Reason, Save, SlotSeen, Ticket
+from prefixproxy.schedule.types import (
+    Decode,
+    Effect,
+    Finish,
+    Grant,
+    Policy,
+    Reason,
+    Save,
+    SlotSeen,
+    Ticket,
+    Warm,
+    WarmResult,
+)
 from prefixproxy.simulate.run import Request
 from prefixproxy.types import SlotId, TicketId
 
@@ -47,9 +59,9 @@ def test_without_parking_it_is_lost() -> None:
     assert server.evaluated > 1.3 * lower_bound([one.prompt for one in asked])
 
 
-def ready(n_slots: int, *, park: bool = False) -> Scheduler:
+def ready(n_slots: int, *, park: bool = False, rolls_back: bool = True) -> Scheduler:
     s = Scheduler(Policy(park=park))
-    s.upstream_up(facts(n_slots=n_slots), -1.0)
+    s.upstream_up(facts(n_slots=n_slots, capabilities=replace(FULL, rolls_back=rolls_back)), -1.0)
     s.slots_seen("u", {i: SlotSeen(False, 0) for i in range(n_slots)}, -0.1, -0.1)
     return s
 
@@ -94,6 +106,30 @@ def test_if_nobody_saw_them_the_prompt_is_where_a_look_shows_as_many_tokens() ->
     answered(s, "a", 1.0)
     s.slots_seen("u", {0: SlotSeen(False, 0), 1: SlotSeen(False, 649), 2: SlotSeen(False, None)}, 1.1, 1.05)
     assert granted(s.submit([lane("a")], 2.0)) == [("a", SlotId("u", 1))]
+
+
+def test_the_token_decoded_behind_them_spares_the_slot_that_has_the_prompt() -> None:
+    s = ready(2)
+    s.submit([replace(lane("a", n_seqs=2), warmable=False)], 0.0)
+    effects = s.finished(TicketId("a"), Finish(True, 0, 640, 1, 5.0), 1.0)
+    assert not any(isinstance(effect, Decode) for effect in effects), "where the prompt is has to be seen first"
+    effects = s.slots_seen("u", {0: SlotSeen(False, 640), 1: SlotSeen(False, 0)}, 1.1, 1.05)
+    assert Decode(SlotId("u", 1)) in effects
+
+
+def test_memory_that_cannot_be_cut_back_is_saved_before_a_single_slot_was_lost() -> None:
+    s = ready(4, park=True, rolls_back=False)
+    [warm] = [effect for effect in started(s, lane("a", n_seqs=2), 0.0) if isinstance(effect, Warm)]
+    effects = s.warmed(warm.root, WarmResult(True, 600, 3.0), 1.0)
+    [save] = [effect for effect in effects if isinstance(effect, Save)]
+    effects = s.saved(save.root, True, 1000, 0.01, 1.1)
+    assert [effect.whole for effect in effects if isinstance(effect, Warm)] == [True]
+    assert [row.tokens for row in s.snapshot(1.1).slots][1:] == [0, 0, 0]
+
+
+def started(s: Scheduler, ticket: Ticket, now: float) -> list[Effect]:
+    """What its submission leads to once nobody else has come."""
+    return [*s.submit([ticket], now), *s.tick(now + 0.5)]
 
 
 def test_those_that_broke_off_leave_nothing_behind() -> None:
