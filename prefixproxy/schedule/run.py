@@ -193,7 +193,9 @@ def _end_unseen(running: Running, settling: Settling, finish: Finish, now: float
         # it may have taken one that was idle by then: no look from before tells
         slot.since, slot.started = now, slot.started and running.started_at is not None
     left = _held_after(running.held_over(NOTHING), finish)
+    slots.ram.launches += 1
     for slot in list(slots.in_state(SlotState.IDLE)):
+        slots.ram.displace(slot)
         slots.suspect(slot, left if running.leaves_prompt(finish) else NOTHING)
         slots.census.promise(slot, None)
         slot.task = None

@@ -127,6 +127,20 @@ def test_memory_that_cannot_be_cut_back_is_saved_before_a_single_slot_was_lost()
     assert [row.tokens for row in s.snapshot(1.1).slots][1:] == [0, 0, 0]
 
 
+def test_what_was_displaced_unseen_is_looked_for_in_the_servers_own_cache() -> None:
+    s = ready(2, rolls_back=False)
+    first = request(words("other", 600), words("question", 40), warmable=False)
+    s.submit([replace(first.ticket, id=TicketId("x"))], 0.0)
+    answered(s, "x", 1.0)
+    s.submit([replace(lane("a", n_seqs=2), warmable=False)], 2.0)
+    answered(s, "a", 3.0)
+    s.slots_seen("u", {0: SlotSeen(False, 0), 1: SlotSeen(False, 649)}, 3.1, 3.05)
+    turn = request(first.prompt + words("answer", 9), words("next question", 40), warmable=False).ticket
+    [grant] = [effect for effect in s.submit([turn], 4.0) if isinstance(effect, Grant)]
+    assert (grant.slot, grant.reason) == (SlotId("u", 1), Reason.HOST_CACHE)
+    assert grant.expected_cached >= 600
+
+
 def started(s: Scheduler, ticket: Ticket, now: float) -> list[Effect]:
     """What its submission leads to once nobody else has come."""
     return [*s.submit([ticket], now), *s.tick(now + 0.5)]
