@@ -118,6 +118,24 @@ class Placement(Waits):
 
     # 2. several slots, or the client's own
 
+    def leave_behind(self, waiting: Waiting) -> None:
+        """It goes on waiting. Idle slots are kept where most are for one that needs several, and is prepared for or was
+        overtaken often enough."""
+        self.go_past(waiting)
+        if waiting.gone or not waiting.keeps(self.policy, self.now):
+            return
+        able = [server for server in self.fleet.serving(waiting.ticket) if _can_spread(server, waiting.ticket.n_seqs)]
+        if able:
+            most = max(able, key=lambda server: len(server.slots.in_state(SlotState.IDLE)))
+            self.closed[most.slots.name], self.stale = HoldReason.SEVERAL, True
+
+    def start_over(self) -> None:
+        """Nothing is kept for those that have not been left behind yet."""
+        Waits.start_over(self)
+        if HoldReason.SEVERAL in self.closed.values():
+            self.closed = {name: why for name, why in self.closed.items() if why is not HoldReason.SEVERAL}
+            self.stale = True
+
     def _several(self, waiting: Waiting, serving: Group) -> Decision:
         ticket = waiting.ticket
         ready = self.fleet.prepared(ticket, serving) or self._spread(ticket, serving)
@@ -147,17 +165,17 @@ class Placement(Waits):
         return next(saves, Spread(server, ready.need, best.slot))
 
     def _spread(self, ticket: Ticket, serving: Group) -> Decision:
-        for server in serving:
-            slots = server.slots
-            need = ticket.n_seqs if ticket.n_seqs <= len(slots.slots) else 1
-            if (
-                self.closed_because(server) is None
-                and sum(slot.idle and slot.promised in (None, ticket.id) for slot in slots.slots) >= need
-            ):
-                if not slots.observed or slots.pins_confirmed(self.now):
-                    return Spread(server, need)
-                return Hold(HoldReason.UNCONFIRMED_PINS)
-        return self._without_slot(ticket, serving)
+        ready = [server for server in serving if self._has_idle(server, ticket)]
+        if not ready:
+            return self._without_slot(ticket, serving)
+        server = max(ready, key=lambda server: server.slots.counts.deepest(ticket.chain) if ticket.reuse else 0)
+        if server.slots.observed and not server.slots.pins_confirmed(self.now):
+            return Hold(HoldReason.UNCONFIRMED_PINS)
+        return Spread(server, _need(ticket, server))
+
+    def _has_idle(self, server: Server, ticket: Ticket) -> bool:
+        idle = sum(slot.idle and slot.promised in (None, ticket.id) for slot in server.slots.slots)
+        return self.closed_because(server) is None and idle >= _need(ticket, server)
 
     def _client_slot(self, ticket: Ticket, serving: Group) -> tuple[Server, Slot] | None:
         if ticket.wanted_slot is None or ticket.wanted_slot < 0 or not ticket.pinnable:
@@ -353,6 +371,15 @@ class Placement(Waits):
 def _best(places: Sequence[Place]) -> Place:
     """The cheapest; of those that cost the same the one that was left alone for longest."""
     return min(places, key=lambda place: (round(place.cost_s, 3), place.slot.turn))
+
+
+def _need(ticket: Ticket, server: Server) -> int:
+    """More answers than there are slots are the server's to refuse."""
+    return ticket.n_seqs if ticket.n_seqs <= len(server.slots.slots) else 1
+
+
+def _can_spread(server: Server, need: int) -> bool:
+    return server.slots.up and need <= len(server.slots.slots) and not server.slots.has(SlotState.FOREIGN)
 
 
 def _is_leased(slot: Slot) -> bool:

@@ -16,16 +16,21 @@ from prefixproxy.schedule.types import HoldReason, Policy, Reason, Ticket
 from prefixproxy.types import Priority, TicketId
 
 _FEW = 64
+_PASSING = (HoldReason.OVERTAKEN, HoldReason.SEVERAL)
+"""These hold for one look: they are for the sake of others that wait."""
+_SHORT = (HoldReason.NO_SLOT, HoldReason.GATHERING, HoldReason.WARMING, HoldReason.RESTORING)
+"""Who needs several slots waits for some of them, or for one that is being prepared."""
 
 
 @dataclass(slots=True, eq=False)
 class Waiting:
     """One ticket in the queue. `cost`: tokens it is expected to evaluate. `hold` and `until`: what the last look at it
-    found. `overtaken`: how often a later one that had more use for a slot went first; `passed`: how many later ones of
-    its tenant were granted before it. `gathered`: lanes that share its root were waited for. `plain`: no root is warmed
-    for it any more, and why. `patience`: until when it may wait for a busy slot that holds its prefix. `decided`: the
-    state of all upstreams that `hold` was found in; `standing`: what it was held for when it was last looked at.
-    `bound_for`: the number of the upstream where what it waits for is under way. `gone`: it waits no more."""
+    found. `overtaken`: how often a later one that had more use for a slot went first, or any if it needs several;
+    `kept_until`: idle slots are kept for it so long; `passed`: how many later ones of its tenant were granted before
+    it. `gathered`: lanes that share its root were waited for. `plain`: no root is warmed for it any more, and why.
+    `patience`: until when it may wait for a busy slot that holds its prefix. `decided`: the state of all upstreams that
+    `hold` was found in; `standing`: what it was held for when it was last looked at. `bound_for`: the number of the
+    upstream where what it waits for is under way. `gone`: it waits no more."""
 
     ticket: Ticket
     seq: int
@@ -33,6 +38,7 @@ class Waiting:
     hold: HoldReason = HoldReason.NO_SLOT
     until: float | None = None
     overtaken: int = 0
+    kept_until: float | None = None
     passed: int = 0
     gathered: bool = False
     plain: Reason | None = None
@@ -45,7 +51,22 @@ class Waiting:
     def stands(self, state: tuple[object, ...], now: float) -> bool:
         """Whether what the last look at it found still holds."""
         over = self.until is not None and self.until <= now
-        return self.decided == state and not over and self.hold is not HoldReason.OVERTAKEN
+        return self.decided == state and not over and self.hold not in _PASSING
+
+    def keeps(self, policy: Policy, now: float) -> bool:
+        """Whether idle slots are kept for it, as it needs several: while its prompt is brought into one and others are
+        saved, or when it was overtaken often; not for too long at once."""
+        if self.ticket.n_seqs == 1 or self.hold not in _SHORT:
+            return False
+        if self.hold is HoldReason.NO_SLOT and self.overtaken < policy.max_overtaken:
+            return False
+        if self.kept_until is None:
+            self.kept_until = now + policy.max_kept_s
+        if now < self.kept_until:
+            self.until = self.kept_until if self.until is None else min(self.until, self.kept_until)
+            return True
+        self.overtaken, self.kept_until = 0, None
+        return False
 
     def again(self, state: tuple[object, ...]) -> None:
         """It is still held for the same, in this state too."""
@@ -149,8 +170,9 @@ class Queue:
         """It leaves the queue for a slot, and will evaluate about so many tokens."""
         gone = self.pop(ticket.id)
         for waiting in self:
-            if gone is not None and waiting.seq < gone.seq and waiting.ticket.tenant == ticket.tenant:
-                waiting.passed += waiting.ticket.priority is ticket.priority
+            if gone is not None and waiting.seq < gone.seq and waiting.ticket.priority is ticket.priority:
+                waiting.passed += waiting.ticket.tenant == ticket.tenant
+                waiting.overtaken += waiting.ticket.n_seqs > 1
         self.charge(ticket, tokens, policy)
         return Charge(tokens, self._accounts.era)
 

@@ -303,7 +303,7 @@ class Scheduler:
                         place.changed()
                         state, idle = place.see(), fleet.any_open()
                     waiting.decided = state
-                place.go_past(waiting)
+                place.leave_behind(waiting)
             if not any(waiting.hold is HoldReason.OVERTAKEN for waiting in self._queue):
                 break
         return effects

@@ -49,6 +49,7 @@ class HoldReason(StrEnum):
     SETTLING = "settling"  # the server is choosing a slot for an unpinned request, or has copies between slots to make
     LOOKING = "looking"  # others use this upstream too: its slots are looked at before one is pinned to
     UNCONFIRMED_PINS = "unconfirmed_pins"  # unpinned itself: pins under way have not been seen to start yet
+    SEVERAL = "several"  # idle slots are kept for an earlier ticket that needs more of them at once
 
 
 class RejectReason(StrEnum):
@@ -151,7 +152,9 @@ class Policy:
     max_passed: int = 64
     """How often other families of its tenant may go before a ticket that came earlier."""
     max_overtaken: int = 8
-    """How often later tickets may go first because a slot holds their prefix."""
+    """How often later tickets may go first because a slot holds their prefix, or because one needs several."""
+    max_kept_s: float = 30.0
+    """How long idle slots are kept for a ticket that needs several; then as many may go first again."""
     max_snapshots: int = 64
     """Snapshot files per upstream."""
     max_snapshot_bytes: int = 4 << 30

@@ -375,6 +375,7 @@ class Machine(RuleBasedStateMachine):
             HoldReason.SETTLING: choosing or self.w.had_several,
             HoldReason.LOOKING: any(FACTS[name].shared for name in served),
             HoldReason.NO_UPSTREAM: not served,
+            HoldReason.SEVERAL: any(self.w.tickets[other].n_seqs > 1 for other in self.w.those("waiting")),
             HoldReason.UNCONFIRMED_PINS: states - {SlotState.IDLE},
             HoldReason.CLIENT_SLOT: states - {SlotState.IDLE},
         }
