@@ -190,6 +190,14 @@ class Fleet:
             self.census.promise(slot, None)
             self._servers[slot.id.upstream].slots.touch()
 
+    def release_idle(self, ticket: TicketId) -> bool:
+        """The slots that are ready for it are anybody's again; whether there were any."""
+        ready = [slot for slot in self.census.promised_to(ticket) if slot.idle]
+        for slot in ready:
+            self.census.promise(slot, None)
+            self._servers[slot.id.upstream].slots.touch()
+        return bool(ready)
+
 
 def prepared(slot: Slot) -> Hold:
     return Hold(HoldReason.RESTORING if slot.work is Work.RESTORE else HoldReason.WARMING, slot.until)

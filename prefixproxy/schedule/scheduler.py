@@ -304,7 +304,7 @@ class Scheduler:
                         state, idle = place.see(), fleet.any_open()
                     waiting.decided = state
                 place.leave_behind(waiting)
-            if not any(waiting.hold is HoldReason.OVERTAKEN for waiting in self._queue):
+            if not place.another_round():
                 break
         return effects
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -14,6 +14,7 @@ from prefixproxy.schedule.types import (
     Effect,
     Finish,
     Grant,
+    HoldReason,
     Policy,
     Reason,
     Save,
@@ -74,7 +75,7 @@ def granted(effects: Sequence[Effect]) -> list[tuple[TicketId, SlotId | None]]:
     return [(effect.ticket_id, effect.slot) for effect in effects if isinstance(effect, Grant)]
 
 
-def answered(s: Scheduler, name: str, now: float, effects: Sequence[Effect] = ()) -> None:
+def answered(s: Scheduler, name: str, now: float) -> None:
     s.finished(TicketId(name), Finish(True, 0, 640, 10, 5.0), now)
 
 
@@ -152,6 +153,56 @@ def test_those_that_broke_off_leave_nothing_behind() -> None:
     s.slots_seen("u", {i: SlotSeen(True, 640, task=i) for i in (0, 1)}, 0.2, 0.1)
     s.finished(TicketId("a"), Finish(False), 1.0)
     assert [row.tokens for row in s.snapshot(1.0).slots] == [0, 0]
+
+
+def crowded(n_seqs: Mapping[str, int]) -> Scheduler:
+    """Four slots busy with "x", and who waits for so many of them."""
+    s = ready(4)
+    s.submit([replace(lane("x", n_seqs=4), warmable=False)], 0.0)
+    s.slots_seen("u", {i: SlotSeen(True, 640, task=i) for i in range(4)}, 0.2, 0.1)
+    for name, n in n_seqs.items():
+        assert not granted(s.submit([replace(lane(name, n_seqs=n), warmable=False)], 0.3))
+    return s
+
+
+def test_slots_that_are_ready_for_who_cannot_go_are_given_up() -> None:
+    """Else each of two could wait for what was prepared for the other."""
+    s = crowded({"a": 3, "b": 4})
+    s.set_policy(Policy(park=False, fork=False), 0.5)
+    slots = s.servers["u"].slots
+    for number, name in ((0, "a"), (2, "b"), (3, "b")):
+        slots.census.promise(slots.slots[number], TicketId(name))
+    effects = s.finished(TicketId("x"), Finish(True, 0, 640, 10, 5.0), 1.0)
+    assert granted(effects) == [("a", None)]
+
+
+def test_idle_slots_are_kept_for_who_was_overtaken_often() -> None:
+    s = ready(2)
+    s.set_policy(Policy(park=False, max_overtaken=2, max_kept_s=9.0), 0.0)
+    one = {name: replace(lane(name, root=name), warmable=False) for name in "vwxyz"}
+    assert granted(s.submit([one["v"], one["w"]], 0.1)) == [("v", SlotId("u", 0)), ("w", SlotId("u", 1))]
+    s.submit([replace(lane("a", n_seqs=2), warmable=False)], 0.2)
+    for done, comes, now in (("v", "x", 1.0), ("w", "y", 1.1)):
+        answered(s, done, now)
+        assert [ticket for ticket, _ in granted(s.submit([one[comes]], now))] == [comes]
+    answered(s, "x", 2.0)
+    assert s.submit([one["z"]], 2.1) == []
+    assert {each.id: each.hold for each in s.snapshot(2.1).waiting} == {
+        "a": HoldReason.NO_SLOT,
+        "z": HoldReason.SEVERAL,
+    }
+    assert granted(s.finished(TicketId("y"), Finish(True, 0, 640, 10, 5.0), 3.0)) == [("a", None)]
+
+
+def test_they_are_not_kept_for_ever() -> None:
+    s = ready(2)
+    s.set_policy(Policy(park=False, max_overtaken=0, max_kept_s=9.0), 0.0)
+    s.submit([replace(lane("v"), warmable=False)], 0.1)
+    s.submit([replace(lane("a", n_seqs=2), warmable=False)], 0.2)
+    later = replace(lane("z", root="z"), warmable=False)
+    assert s.submit([later], 0.3) == []
+    assert s.next_wake() == 9.2
+    assert granted(s.tick(9.2)) == [("z", SlotId("u", 1))]
 
 
 def test_a_root_they_share_with_others_is_copied_for_them() -> None:
