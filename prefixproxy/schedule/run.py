@@ -163,7 +163,7 @@ def end(running: Running, finish: Finish, now: float) -> None:
         slots.trying = None
     for slot in running.slots:
         if running.need > 1 and not (slot is running.keeps and running.leaves_prompt(finish)):
-            slots.forget(slot)
+            slots.forget(slot, dirty=running.keeps in (None, slot))
         elif finish.ok:
             slots.hold(slot, _held_after(slot.held, finish))
         elif finish.confirmed_idle or (not slots.observed and slot.first_token_at is None):

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
-from schedule_sim import FULL, Sim, SimServer, facts, lower_bound, request, words
+from schedule_sim import FULL, NO_SNAPSHOT, Sim, SimServer, facts, lower_bound, request, words
 
 from prefixproxy.schedule.scheduler import Scheduler
 from prefixproxy.schedule.types import (
@@ -99,6 +99,19 @@ def test_the_one_with_the_oldest_task_leaves_the_prompt_in_its_slot(parent: int)
     answered(s, "a", 1.0)
     assert [row.tokens > 0 for row in s.snapshot(1.0).slots] == [parent == 0, parent == 1]
     assert granted(s.submit([lane("a")], 2.0)) == [("a", SlotId("u", parent))]
+
+
+def test_a_prompt_that_no_slot_has_is_not_sent_to_one_that_was_cleared() -> None:
+    """A pin to an empty slot bypasses the server's own cache."""
+    s = Scheduler(Policy())
+    s.upstream_up(facts(n_slots=2, capabilities=replace(NO_SNAPSHOT, host_cache=True)), -1.0)
+    s.slots_seen("u", {i: SlotSeen(False, 0) for i in range(2)}, -0.1, -0.1)
+    s.submit([lane("x", "other")], 0.0)
+    answered(s, "x", 1.0)
+    s.submit([lane("a", n_seqs=2)], 2.0)
+    s.slots_seen("u", {0: SlotSeen(True, 640, task=8), 1: SlotSeen(True, 640, task=7)}, 2.2, 2.1)
+    answered(s, "a", 3.0)
+    assert granted(s.submit([lane("x", "other")], 4.0)) == [("x", SlotId("u", 1))]
 
 
 def test_if_nobody_saw_them_the_prompt_is_where_a_look_shows_as_many_tokens() -> None:
