@@ -11,7 +11,8 @@ S4  each Grant is answered by exactly one `finished`; later ones are ignored;
 S5  an idle slot and a waiting ticket that may use it stand side by side only for a stated HoldReason;
 S6  queue length and waits are bounded;
 S7  within a priority tenants and their families take turns (`turns`), first come first served within a
-    family, with bounded overtaking; no tenant has more slots than it may; who is held blocks nobody;
+    family, with bounded overtaking; no tenant has more slots than it may; who is held blocks nobody, but who needs
+    several slots those it will need, for a while;
 S8  what a slot holds is a belief: corrected by what the server reports, dropped when it is lost.
 """
 
