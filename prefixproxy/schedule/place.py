@@ -112,9 +112,13 @@ class Placement(ColdRoots):
         """It goes on waiting. Idle slots are kept where most are for one that needs several, and is prepared for or was
         overtaken often enough."""
         self.go_past(waiting)
-        if waiting.gone or not waiting.keeps(self.policy, self.now):
+        if waiting.ticket.n_seqs == 1 or waiting.gone:
             return
-        able = [server for server in self.fleet.serving(waiting.ticket) if _can_spread(server, waiting.ticket.n_seqs)]
+        serving = self.fleet.serving(waiting.ticket)
+        slot = self.fleet.prepared_slot(waiting.ticket, serving)
+        if not waiting.keeps(self.policy, self.now, copying=slot is not None and slot.work is not Work.WARM):
+            return
+        able = [server for server in serving if _can_spread(server, waiting.ticket.n_seqs)]
         if able:
             most = max(able, key=lambda server: len(server.slots.in_state(SlotState.IDLE)))
             most.slots.stir()

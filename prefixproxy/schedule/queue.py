@@ -18,8 +18,6 @@ from prefixproxy.types import Priority, TicketId
 _FEW = 64
 _PASSING = (HoldReason.OVERTAKEN, HoldReason.SEVERAL)
 """These hold for one look: they are for the sake of others that wait."""
-_SHORT = (HoldReason.NO_SLOT, HoldReason.GATHERING, HoldReason.WARMING, HoldReason.RESTORING)
-"""Who needs several slots waits for some of them, or for one that is being prepared."""
 
 
 @dataclass(slots=True, eq=False)
@@ -53,12 +51,11 @@ class Waiting:
         over = self.until is not None and self.until <= now
         return self.decided == state and not over and self.hold not in _PASSING
 
-    def keeps(self, policy: Policy, now: float) -> bool:
-        """Whether idle slots are kept for it, as it needs several: while its prompt is brought into one and others are
-        saved, or when it was overtaken often; not for too long at once."""
-        if self.ticket.n_seqs == 1 or self.hold not in _SHORT:
-            return False
-        if self.hold is HoldReason.NO_SLOT and self.overtaken < policy.max_overtaken:
+    def keeps(self, policy: Policy, now: float, *, copying: bool) -> bool:
+        """Whether idle slots are kept for it, as it needs several: while a slot is saved or restored for it, or when it
+        was overtaken often; not for too long at once."""
+        overtaken = self.hold is HoldReason.NO_SLOT and self.overtaken >= policy.max_overtaken
+        if self.ticket.n_seqs == 1 or not (copying or overtaken):
             return False
         if self.kept_until is None:
             self.kept_until = now + policy.max_kept_s

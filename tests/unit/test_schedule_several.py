@@ -207,6 +207,24 @@ def test_idle_slots_are_kept_for_who_was_overtaken_often() -> None:
     assert granted(s.finished(TicketId("y"), Finish(True, 0, 640, 10, 5.0), 3.0)) == [("a", None)]
 
 
+def test_they_are_kept_while_another_is_saved_but_not_while_a_root_is_warmed() -> None:
+    s = ready(4, park=True)
+    s.submit([replace(lane("x", "other"), warmable=False)], 0.0)
+    answered(s, "x", 1.0)
+    single = [replace(lane(name, root=name), warmable=False) for name in "yz"]
+    [warm] = [effect for effect in started(s, lane("a", n_seqs=4), 2.0) if isinstance(effect, Warm)]
+    assert [ticket for ticket, _ in granted(s.submit([single[0]], 2.6))] == ["y"]
+    answered(s, "y", 2.7)
+    effects = s.warmed(warm.root, WarmResult(True, 600, 3.0), 5.0)
+    [save] = [effect for effect in effects if isinstance(effect, Save)]
+    assert granted(s.submit([single[1]], 5.1)) == []
+    assert s.snapshot(5.1).waiting[-1].hold is HoldReason.SEVERAL
+    effects = s.saved(save.root, True, 1000, 0.01, 5.2)
+    while saves := [effect for effect in effects if isinstance(effect, Save)]:
+        effects = s.saved(saves[0].root, True, 1000, 0.01, 5.3)
+    assert granted(effects) == [("a", None)]
+
+
 def test_they_are_not_kept_for_ever() -> None:
     s = ready(2)
     s.set_policy(Policy(park=False, max_overtaken=0, max_kept_s=9.0), 0.0)
