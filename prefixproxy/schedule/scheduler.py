@@ -381,7 +381,7 @@ class Scheduler:
         else:
             idle = [slot for slot in server.slots.slots if slot.idle]
             running = lease(server, ticket, idle[: where.need], False, now)
-        return self._go(place, running, Reason.SEVERAL_SEQUENCES if where.need > 1 else Reason.FOREIGN)
+        return self._go(place, running, Reason.SEVERAL_SEQUENCES if ticket.n_seqs > 1 else Reason.FOREIGN)
 
     def _go(self, place: Placement, running: Running, reason: Reason, slot: SlotId | None = None) -> list[Effect]:
         ticket = running.ticket
