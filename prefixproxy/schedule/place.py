@@ -153,6 +153,8 @@ class Placement(ColdRoots):
         ticket, server = waiting.ticket, ready.server
         if not (ticket.reuse and ticket.pinnable) or waiting.plain or server.slots.unpinned_because(self.now):
             return ready
+        if waiting.saves >= ready.need:
+            return ready  # there may be fewer files than slots: one save could undo the other for ever
         places = self.places(waiting, server)
         if not places:
             return ready
@@ -207,7 +209,7 @@ class Placement(ColdRoots):
             if closed is not None and any(self.usable(ticket, server)):
                 return Hold(closed)
             if closed is None and server.slots.has(SlotState.FOREIGN) and server.slots.pins_confirmed(self.now):
-                return Spread(server, 1)
+                return Spread(server, _need(ticket, server))
         return Hold(HoldReason.NO_SLOT)
 
     # 7. leave a slot to a later ticket, and save what is overwritten

@@ -24,11 +24,12 @@ _PASSING = (HoldReason.OVERTAKEN, HoldReason.SEVERAL)
 class Waiting:
     """One ticket in the queue. `cost`: tokens it is expected to evaluate. `hold` and `until`: what the last look at it
     found. `overtaken`: how often a later one that had more use for a slot went first, or any if it needs several;
-    `kept_until`: idle slots are kept for it so long; `passed`: how many later ones of its tenant were granted before
-    it. `gathered`: lanes that share its root were waited for. `plain`: no root is warmed for it any more, and why.
-    `patience`: until when it may wait for a busy slot that holds its prefix. `decided`: the state of all upstreams that
-    `hold` was found in; `standing`: what it was held for when it was last looked at. `bound_for`: the number of the
-    upstream where what it waits for is under way. `gone`: it waits no more."""
+    `kept_until`: idle slots are kept for it so long; `saves`: how often a slot was saved first; `passed`: how many
+    later ones of its tenant were granted before it. `gathered`: lanes that share its root were waited for. `plain`: no
+    root is warmed for it any more, and why. `patience`: until when it may wait for a busy slot that holds its prefix.
+    `decided`: the state of all upstreams that `hold` was found in; `standing`: what it was held for when it was last
+    looked at. `bound_for`: the number of the upstream where what it waits for is under way. `gone`: it waits no more.
+    """
 
     ticket: Ticket
     seq: int
@@ -37,6 +38,7 @@ class Waiting:
     until: float | None = None
     overtaken: int = 0
     kept_until: float | None = None
+    saves: int = 0
     passed: int = 0
     gathered: bool = False
     plain: Reason | None = None
@@ -64,6 +66,11 @@ class Waiting:
             return True
         self.overtaken, self.kept_until = 0, None
         return False
+
+    def wait_for_save(self, until: float) -> None:
+        """A slot is saved before it goes."""
+        self.hold, self.until = HoldReason.WARMING, until
+        self.saves += 1
 
     def again(self, state: tuple[object, ...]) -> None:
         """It is still held for the same, in this state too."""

@@ -287,7 +287,7 @@ class Scheduler:
         fleet, servers = self._fleet, self._fleet.up()
         line = self._queue.ordered(self._policy)
         place = Placement(fleet, line, self._queue.counts, self._policy, now, fleet.busy(len(self._running)))
-        for place.yielding in (True, False):
+        for place.yielding in (True, *[False] * (1 + len(line))):
             place.start_over()
             state, idle = place.see(), fleet.any_open()
             for waiting in line:
@@ -329,7 +329,7 @@ class Scheduler:
             case SaveFirst():
                 effects = work.start_save(decision.server, decision, self._policy, now)
                 if any(isinstance(effect, Save) for effect in effects):
-                    waiting.hold, waiting.until = HoldReason.WARMING, now + self._policy.max_copy_s
+                    waiting.wait_for_save(now + self._policy.max_copy_s)
                 else:  # there is no room for it: look again shortly, without it
                     waiting.hold, waiting.until = HoldReason.GATHERING, now + self._policy.gather_s
                 return effects

@@ -155,6 +155,23 @@ def test_what_was_displaced_unseen_is_looked_for_in_the_servers_own_cache() -> N
     assert grant.expected_cached >= 600
 
 
+def test_with_fewer_files_than_slots_saving_comes_to_an_end() -> None:
+    """Saving one slot takes the file of the other."""
+    s = ready(3, park=True)
+    s.set_policy(Policy(max_snapshots=1), 0.0)
+    names = "xyz"
+    s.submit([replace(lane(name, root=name), warmable=False) for name in names], 0.1)
+    for name in names:
+        answered(s, name, 1.0)
+    effects, n_saves = s.submit([replace(lane("a", n_seqs=3), warmable=False)], 2.0), 0
+    while saves := [effect for effect in effects if isinstance(effect, Save)]:
+        n_saves += len(saves)
+        assert n_saves <= 3
+        effects = s.saved(saves[0].root, True, 1000, 0.01, 2.0 + n_saves)
+    assert n_saves == 3
+    assert granted(effects) == [("a", None)]
+
+
 def started(s: Scheduler, ticket: Ticket, now: float) -> list[Effect]:
     """What its submission leads to once nobody else has come."""
     return [*s.submit([ticket], now), *s.tick(now + 0.5)]
