@@ -526,6 +526,7 @@ PLANTED = SOON_CAUGHT + (LATER_CAUGHT if DEEP else [])
 @pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
 def test_a_planted_bug_is_caught(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
-    search = settings(QUICK, max_examples=1000, phases=[Phase.generate], database=None, derandomize=True)
+    n_examples = 5000 if plant in LATER_CAUGHT else 1000
+    search = settings(QUICK, max_examples=n_examples, phases=[Phase.generate], database=None, derandomize=True)
     with pytest.raises((AssertionError, KeyError, ExceptionGroup)):
         run_state_machine_as_test(Machine, settings=search)
