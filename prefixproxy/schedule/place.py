@@ -158,6 +158,8 @@ class Placement(ColdRoots):
         places = self.places(waiting, server)
         if not places:
             return ready
+        if not (server.slots.rolls_back and self.can_fork(server)):  # what is cleared cannot be saved
+            places = [place for place in places if place.slot.id.slot >= ready.need - 1] or places
         best = _best(places)
         first = self.root_first(waiting, best) or best
         if isinstance(first, Place | WarmFirst):

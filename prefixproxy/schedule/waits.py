@@ -136,6 +136,8 @@ class Waits(Prices):
         return None
 
     def _alike(self, ticket: Ticket) -> list[UnderWay]:
+        if not ticket.chain.hashes:
+            return []
         first = ticket.chain.hashes[0]
         known = self._under_way.get(first)
         if known is None:
