@@ -38,6 +38,7 @@ class ColdRoots(Waits):
     """Decides what a ticket's root needs first."""
 
     def root_first(self, waiting: Waiting, best: Place) -> Decision | None:
+        """What comes before `best`: gather, warm its root alone, or save an idle slot that has it; None if nothing."""
         ticket, server = waiting.ticket, best.server
         if waiting.plain or ticket.alone or not self.can_fork(server):
             return None

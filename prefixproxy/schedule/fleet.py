@@ -186,17 +186,18 @@ class Fleet:
 
     def release_promise(self, ticket: TicketId) -> None:
         """A ticket no longer waits for the slot that was prepared for it."""
-        for slot in self.census.promised_to(ticket):
-            self.census.promise(slot, None)
-            self._servers[slot.id.upstream].slots.touch()
+        self._release(self.census.promised_to(ticket))
 
     def release_idle(self, ticket: TicketId) -> bool:
         """The slots that are ready for it are anybody's again; whether there were any."""
         ready = [slot for slot in self.census.promised_to(ticket) if slot.idle]
-        for slot in ready:
+        self._release(ready)
+        return bool(ready)
+
+    def _release(self, slots: Sequence[Slot]) -> None:
+        for slot in slots:
             self.census.promise(slot, None)
             self._servers[slot.id.upstream].slots.touch()
-        return bool(ready)
 
 
 def prepared(slot: Slot) -> Hold:
