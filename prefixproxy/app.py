@@ -273,8 +273,9 @@ def _planner(settings: Settings, rules: RuleSet, fleet: Fleet) -> Planner:
     stabilise = settings.stabilise
     policy = StabilisePolicy(learned=stabilise.learned, replay_limit_tokens=stabilise.replay_limit)
     tools, answers = ToolMemory(MAX_TOOL_SETS, MAX_MEMORY_BYTES), AnswerMemory(MAX_CALLS, MAX_MEMORY_BYTES)
-    stabiliser, answering = Stabiliser(rules, policy), fleet.answering
-    return Planner(stabiliser, tools, answers, stabilise.mode, compat=stabilise.compat, answering=answering)
+    stabiliser = Stabiliser(rules, policy)
+    known = {"answering": fleet.answering, "opening": fleet.opening}
+    return Planner(stabiliser, tools, answers, stabilise.mode, compat=stabilise.compat, **known)
 
 
 def _rule_file(name: str) -> str:

@@ -40,11 +40,13 @@ class Canonical:
     """A prompt's canonical bytes, one part for each segment. `head_bytes`: those of the head, tools included.
 
     `segments` are (label, start, end) in bytes: "system[0]", "tools", "user[3]"; the number is the message's own.
+    `opening_bytes`: of the first one those that are the template's.
     """
 
     parts: tuple[bytes, ...]
     head_bytes: int
     segments: tuple[tuple[str, int, int], ...]
+    opening_bytes: int = 0
 
     @property
     def n_bytes(self) -> int:
@@ -85,11 +87,14 @@ def apply_edits(prompt: Prompt, edits: Sequence[Edit]) -> Prompt:
         raise ValueError("the edits leave no prompt") from error
 
 
-def canonical(prompt: Prompt) -> Canonical:
-    """The prompt's bytes in the order templates render them."""
+def canonical(prompt: Prompt, opening: bytes = b"") -> Canonical:
+    """The prompt's bytes in the order templates render them. `opening`: what the template puts in front of a prompt
+    that begins with the user's message, and has no tools."""
     n_head = len(prompt.head)
     parts, segments = list[bytes](), list[tuple[str, int, int]]()
     end = head_bytes = 0
+    if n_head or prompt.tools or prompt.raw or not prompt.messages or prompt.messages[0].role is not Role.USER:
+        opening = b""
 
     def add(label: str, part: bytes) -> None:
         nonlocal end
@@ -107,14 +112,15 @@ def canonical(prompt: Prompt) -> Canonical:
     before: Role | None = None
     for i, message in enumerate(prompt.messages):
         role = "prompt" if prompt.raw else message.role.value
+        begins = opening if i == 0 else b""
         joined = message.role is before is Role.ASSISTANT and prompt.api is Api.RESPONSES
-        add(f"{role}[{i}]", (b"" if joined else MESSAGE + role.encode()) + PART + message_bytes(message))
+        add(f"{role}[{i}]", begins + (b"" if joined else MESSAGE + role.encode()) + PART + message_bytes(message))
         before = message.role
         if i == 0 and n_head:
             add_tools()
         if i == n_head - 1:
             head_bytes = end
-    return Canonical(tuple(parts), head_bytes, tuple(segments))
+    return Canonical(tuple(parts), head_bytes, tuple(segments), len(opening))
 
 
 def cut_at(prompt: Prompt, form: Canonical, offset: int) -> tuple[dict[str, Any], int] | None:
@@ -126,6 +132,8 @@ def cut_at(prompt: Prompt, form: Canonical, offset: int) -> tuple[dict[str, Any]
         return None
     message = prompt.messages[int(label[label.index("[") + 1 : -1])]
     within -= len(MESSAGE + message.role.value.encode() + PART)
+    if form.start_of(label) == 0:
+        within -= form.opening_bytes
     for start, piece, part in placed_parts(message):
         if isinstance(part, Text) and start <= within < start + len(piece):
             kept = before_byte(piece, within - start)

@@ -83,15 +83,18 @@ class Planner:
         *,
         compat: bool = False,
         answering: Callable[[str], str] = str,
+        opening: Callable[[str], str] = lambda model: "",
     ) -> None:
         """`compat`: prompts are made such as strict templates take (`prefixproxy.compat`) before anything else.
-        `answering`: the name of the model that answers a request for another name (`routing.answering`)."""
+        `answering`: the name of the model that answers a request for another name (`routing.answering`).
+        `opening`: how its template begins a chat that the user begins (`routing.opening`)."""
         self.stabiliser = stabiliser
         self.tools = tools
         self.answers = answers
         self.mode: Mode = mode
         self._compat = compat
         self._answering = answering
+        self._opening = opening
         self._folded: WeakKeyDictionary[Body, Body] = WeakKeyDictionary()
         self._prompts: WeakKeyDictionary[Body, Prompt | None] = WeakKeyDictionary()
 
@@ -180,7 +183,7 @@ class Planner:
             relocations, family, conversation = done.relocations, done.family, done.conversation
             if mode == "apply":
                 edits, prompt = [*steadied, *done.edits], done.prompt
-        form = canonical(prompt)
+        form = canonical(prompt, self._opening(prompt.model).encode("utf-8", "surrogatepass"))
         chain = chain_of(form.parts, salt=_salt(self._answering(prompt.model), body))
         head_blocks = blocks_within(form.head_bytes)
         return Plan(

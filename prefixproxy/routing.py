@@ -39,6 +39,12 @@ def answering(model: str, known: Sequence[UpstreamFacts]) -> str:
     return found.model if found is not None and found.capabilities.native and found.model else model
 
 
+def opening(model: str, known: Sequence[UpstreamFacts]) -> str:
+    """What the template of the model that answers puts in front of a first message of the user."""
+    found = next(iter(serving(model, "", known, ())), None)
+    return found.opening if found is not None else ""
+
+
 def is_listed(model: str, upstreams: Sequence[UpstreamFacts]) -> bool:
     return any(model in one.models for one in upstreams)
 

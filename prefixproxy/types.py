@@ -188,6 +188,12 @@ class UpstreamFacts:
     """Others may send it requests behind our back."""
     architecture: str = ""
     """As the model's file names it, "" where that is not known."""
+    opening: str = ""
+    """What its chat template puts in front of a user's message that is the first one: a system text of its own, often
+    with today's date, and the role."""
+    ram_mib: int = 0
+    """Memory in which it keeps what loses its slot (`--cache-ram`), -1 for as much as it takes; 0 if there is none, or
+    that is not known."""
     kv_types: tuple[str, str] | None = None
     """What keys and values of its cache are made of ("f16", "q8_0"), None where that is not known."""
     never_reuses: bool = False

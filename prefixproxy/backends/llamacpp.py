@@ -29,6 +29,7 @@ _NOT_SUPPORTED = 501
 _SAYS_OF_ITSELF = ("total_slots", "model_alias", "model_path", "build_info", "endpoint_slots")
 _TRIAL_S = 10.0
 """How long finding out about the memory may keep requests waiting: about 60 tokens, on however slow a machine."""
+_FIRST_WORDS = "the words of the user"
 _ANY_TOKEN = 0
 """Every vocabulary has it."""
 _COUNTING = {
@@ -90,6 +91,7 @@ class LlamaServer(HttpUpstream):
         self._flags = flags
         self._rolls_back: dict[str, bool | None] = {}
         self._architecture = ("", "")
+        self._opening: tuple[object, str] = (None, "")
 
     async def probe(self) -> UpstreamFacts:
         props = await self.call("GET", "/props")
@@ -123,10 +125,24 @@ class LlamaServer(HttpUpstream):
             multimodal=any(modalities.values()) if isinstance(modalities, dict) else False,
             shared=self._shared,
             architecture=await self._architecture_at(str(props.get("model_path") or "")),
+            opening=await self._opening_of(props.get("chat_template")),
+            ram_mib=flags.ram_mib if flags is not None else 0,
             kv_types=flags.kv_types if flags is not None else None,
             never_reuses=flags is not None and flags.cache_prompt is False,
             tried=tried,
         )
+
+    async def _opening_of(self, template: object) -> str:
+        """Asked once for each template; a template that refuses such a chat has none."""
+        if self._opening[0] != template:
+            body = {"messages": [{"role": "user", "content": _FIRST_WORDS}]}
+            try:
+                rendered = str((await self.call("POST", "/apply-template", body)).get("prompt", ""))
+                self._opening = template, rendered[: max(0, rendered.find(_FIRST_WORDS))]
+            except (ProxyError, AttributeError) as failure:
+                log.info("upstream %s: how its chat template begins could not be asked: %r", self.name, failure)
+                self._opening = template, ""
+        return self._opening[1]
 
     async def _architecture_at(self, model_path: str) -> str:
         """Read once for each file."""

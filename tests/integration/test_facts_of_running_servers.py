@@ -9,7 +9,7 @@ import pytest
 from running_engine import RunningEngine
 from running_proxy import running_proxy
 from scripted_ollama import ScriptedOllama
-from stub_upstream import StubUpstream
+from stub_upstream import Exchange, StubUpstream
 
 from prefixproxy import __version__
 from prefixproxy.backends.llamacpp import LlamaServer
@@ -46,17 +46,17 @@ async def test_a_url_alone_tells_less_and_leaves_no_trace(engine_factory: Callab
 async def test_a_command_line_tells_a_probe_what_no_answer_does() -> None:
     async with StubUpstream() as stub:
         for argv, told in (
-            ((), (("f16", "f16"), False)),
-            (("-ctk", "q8_0", "--no-cache-prompt"), (("q8_0", "f16"), True)),
+            ((), (("f16", "f16"), False, 8192)),
+            (("-ctk", "q8_0", "--no-cache-prompt", "--cache-ram", "0"), (("q8_0", "f16"), True, 0)),
         ):
             server = LlamaServer("local", stub.url, flags=lambda argv=argv: read_flags(argv))  # type: ignore[misc]
             facts = await server.probe()
             await server.close()
-            assert (facts.kv_types, facts.never_reuses) == told
+            assert (facts.kv_types, facts.never_reuses, facts.ram_mib) == told
         server = LlamaServer("local", stub.url)
         facts = await server.probe()
         await server.close()
-        assert (facts.kv_types, facts.never_reuses) == (None, False)
+        assert (facts.kv_types, facts.never_reuses, facts.ram_mib) == (None, False, 0)
 
 
 async def test_a_log_of_another_run_is_not_believed(engine: RunningEngine) -> None:
@@ -85,3 +85,31 @@ async def test_ollama_says_who_counts_the_tokens(version: str, tokens: str) -> N
 async def test_nothing_there_is_an_error_in_words() -> None:
     with pytest.raises(UpstreamUnavailable, match="cannot be reached"):
         await gather("http://127.0.0.1:9")
+
+
+async def test_a_template_shows_how_it_opens_a_chat_that_the_user_begins(
+    engine_factory: Callable[..., RunningEngine],
+) -> None:
+    one = engine_factory(parallel=1, ctx=1024)
+    server = LlamaServer("local", one.url)
+    facts, again = await server.probe(), await server.probe()
+    rendered = await server.call("POST", "/apply-template", {"messages": [{"role": "user", "content": "Hi"}]})
+    await server.close()
+    assert facts.opening
+    assert rendered["prompt"].startswith(facts.opening + "Hi")
+    assert again.opening == facts.opening
+
+
+@pytest.mark.parametrize(
+    ("status", "answer"), [(500, {"error": "no such role"}), (200, ["?"]), (200, {"prompt": None})]
+)
+async def test_a_template_that_refuses_that_opens_with_nothing(status: int, answer: object) -> None:
+    async def refuse(exchange: Exchange) -> None:
+        await exchange.json(status, answer)
+
+    async with StubUpstream() as stub:
+        stub.routes["/apply-template"] = refuse
+        server = LlamaServer("local", stub.url)
+        facts = await server.probe()
+        await server.close()
+        assert facts.opening == ""

@@ -14,6 +14,7 @@ from prefixproxy.chat import (
     apply_edits,
     call_ids,
     canonical,
+    cut_at,
     message_digest,
     parse_prompt,
 )
@@ -381,3 +382,39 @@ def test_edits_that_leave_no_prompt_are_an_error() -> None:
         apply_edits(chat(said("user", "U")), [SetValue(("messages",), 1)])
     with pytest.raises(ValueError, match="not read from a body"):
         apply_edits(Prompt(Api.CHAT, "", ()), [SetText(("messages", 0), "a")])
+
+
+OPENING = b"<|im_start|>system\nBe helpful.<|im_end|>\n<|im_start|>user\n"
+
+
+def test_the_templates_own_opening_stands_in_front_of_a_prompt_that_the_user_begins() -> None:
+    prompt = chat(said("user", "Hi"), said("assistant", "Hello"), said("user", "Bye"))
+    plain, form = canonical(prompt), canonical(prompt, OPENING)
+    assert b"".join(form.parts) == OPENING + b"".join(plain.parts)
+    assert [label for label, _, _ in form.segments] == [label for label, _, _ in plain.segments]
+    assert form.segments[0][1:] == (0, len(OPENING) + plain.segments[0][2])
+    assert form.segments[-1][2] == len(OPENING) + plain.n_bytes
+    assert form.head_bytes == 0
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        chat(said("system", "Be brief."), said("user", "Hi")),
+        chat(said("user", "Hi"), tools=[TOOL]),
+        chat(said("assistant", "Hello"), said("user", "Hi")),
+        prompt_of({"prompt": "Hi"}, Api.COMPLETIONS),
+        prompt_of({"model": "m", "system": "Be brief.", "messages": [said("user", "Hi")]}, Api.MESSAGES),
+    ],
+)
+def test_in_front_of_others_stands_none(prompt: Prompt) -> None:
+    assert canonical(prompt, OPENING) == canonical(prompt)
+
+
+def test_behind_an_opening_a_prompt_is_cut_where_its_text_is() -> None:
+    prompt = chat(said("user", "0123456789"), said("assistant", "Hello"))
+    for opening in (b"", OPENING):
+        form = canonical(prompt, opening)
+        found = cut_at(prompt, form, form.segments[0][2] - 4)
+        assert found is not None
+        assert found[0]["messages"][0]["content"] == "012345A"

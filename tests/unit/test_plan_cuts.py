@@ -24,9 +24,10 @@ CHAT: list[dict[str, Any]] = [
 ]
 
 
-def planned(messages: list[dict[str, Any]]) -> Plan:
+def planned(messages: list[dict[str, Any]], opening: str = "") -> Plan:
     body = {"messages": messages}
-    planner = Planner(Stabiliser(load_rules()), ToolMemory(99, 1 << 20), AnswerMemory(99, 1 << 20), "off")
+    memories = ToolMemory(99, 1 << 20), AnswerMemory(99, 1 << 20)
+    planner = Planner(Stabiliser(load_rules()), *memories, "off", opening=lambda model: opening)
     return planner.plan(Api.CHAT, Body(orjson.dumps(body), body), "r", 0.0)
 
 
@@ -52,3 +53,13 @@ def test_messages_that_are_no_text_alone_cannot_be_cut() -> None:
 def test_the_next_turn_is_known_by_the_end_of_a_message() -> None:
     assert planned(CHAT).chain.goes_on(planned(CHAT[:4]).chain)
     assert not planned(CHAT).chain.goes_on(planned([*CHAT[:4], {"role": "user", "content": "else"}]).chain)
+
+
+def test_two_prompts_that_the_user_begins_share_what_the_template_opens_them_with() -> None:
+    """A default system text and the like: of the words of the two nothing is the same."""
+    one, other = ([{"role": "user", "content": text}] for text in ("first", "second"))
+    assert planned(one).chain.common_blocks(planned(other).chain) == 0
+    opening = "You are a helpful assistant. " * 5
+    assert planned(one, opening).chain.common_blocks(planned(other, opening).chain) == len(opening) // 64
+    assert planned(one, opening).chain.common_blocks(planned(CHAT, opening).chain) == 0
+    assert planned([*one, *CHAT[2:]], opening).chain.goes_on(planned(one, opening).chain)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from prefixproxy.listing import merged
-from prefixproxy.routing import answering, serving
+from prefixproxy.routing import answering, opening, serving
 from prefixproxy.types import Capabilities, UpstreamFacts
 
 
@@ -80,3 +81,9 @@ def test_lists_of_models_are_joined_each_model_once() -> None:
         "extra": True,
     }
     assert merged([]) is None
+
+
+def test_the_opening_is_that_of_the_model_that_answers() -> None:
+    known = (replace(SMALL, opening="small: "), replace(LARGE, opening="large: "), OLLAMA)
+    asked = ["small", "big", "tiny", "gpt-4o"]
+    assert [opening(model, known) for model in asked] == ["small: ", "large: ", "", "small: "]
