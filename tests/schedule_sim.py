@@ -61,7 +61,7 @@ class Sim(Simulation):
         super().apply(effects)
 
 
-def facts(name: str = "u", n_slots: int = 4, capabilities: Capabilities = FULL, **more: str) -> UpstreamFacts:
+def facts(name: str = "u", n_slots: int = 4, capabilities: Capabilities = FULL, **more: object) -> UpstreamFacts:
     return UpstreamFacts(name, "llama-server", n_slots, capabilities=capabilities, **more)  # type: ignore[arg-type]
 
 

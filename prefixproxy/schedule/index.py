@@ -78,7 +78,7 @@ class Index:
         self._rows: dict[int, Row] = {}
         self._saved: dict[tuple[int, RootId], tuple[PrefixChain, Root, Node]] = {}
         self._measures: dict[int, tuple[float, float, float]] = {}
-        self._basis: dict[int, tuple[Kept, tuple[float, float, float]]] = {}
+        self._basis: dict[int, tuple[Kept, tuple[float, float, float, float]]] = {}
         self._bounds: tuple[float, float, float] | None = None
         self.changes = Changes()
         self.measured = 0
@@ -128,9 +128,10 @@ class Index:
             self._measures[number] = found
             self._bounds = None
         kept, before = self._basis.get(number, (NOTHING_KEPT, None))
-        if before is None or kept != rates.kept or not _alike(found, before):
-            self._basis[number] = rates.kept, found
-            copies_alone = before is not None and kept == rates.kept and _alike(found[:2], before[:2])
+        basis = *found, rates.bytes_per_token or 0.0
+        if before is None or kept != rates.kept or not _alike(basis, before):
+            self._basis[number] = rates.kept, basis
+            copies_alone = before is not None and kept == rates.kept and _alike(basis[:2], before[:2])
             self.measured += not copies_alone
             self.copied += copies_alone
 

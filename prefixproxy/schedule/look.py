@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from prefixproxy.schedule.park import can_save
 from prefixproxy.schedule.plan import Server
 from prefixproxy.schedule.run import Running
 from prefixproxy.schedule.slot import Slot
@@ -36,7 +37,9 @@ def look(
     _find(server, seen, asked, now, running)
     fresh = [(slot, seen[slot.id.slot]) for slot in slots.slots if slot.id.slot in seen and asked > slot.since]
     strangers = [slot for slot, row in fresh if row.busy and (slot.idle or slot.ended)]
-    for slot, row in fresh:
+    # of slots that hold nothing the first one to come free is taken first: as the server clears the first ones for
+    # several answers, begin with the last where nothing can be saved before
+    for slot, row in fresh if can_save(server, policy, now) else reversed(fresh):
         if slot.state in (SlotState.IDLE, SlotState.FOREIGN) or (slot.started and slot.state is SlotState.DRAINING):
             slot.task = row.task
         match slot.state, row.busy:

@@ -31,6 +31,11 @@ def worthwhile_tokens(server: Server, policy: Policy) -> float:
     return min(most, max(MIN_ROOT_TOKENS, COPIES * server.slots.rates.copy_s(MIN_ROOT_TOKENS) * rate))
 
 
+def can_save(server: Server, policy: Policy, now: float) -> bool:
+    """Whether what a slot holds can be saved as it is."""
+    return server.slots.rolls_back and not server.snapshots_off_because(policy, now)
+
+
 def park_first(ticket: Ticket, place: Place, policy: Policy, busy: int, now: float) -> SaveFirst | None:
     """Save what `place` would overwrite, if evaluating it again costs more than two copies. A copy holds up the `busy`
     requests that run beside it, too."""
@@ -56,7 +61,7 @@ def cleared_first(
 def _can_park(ticket: Ticket, server: Server, slot: Slot, policy: Policy, now: float) -> bool:
     if slot.held.tokens < MIN_PARKED_TOKENS or slot.promised == ticket.id or is_parked(server, slot):
         return False
-    return policy.park and server.slots.rolls_back and not server.snapshots_off_because(policy, now)
+    return policy.park and can_save(server, policy, now)
 
 
 def _if_worth_it(

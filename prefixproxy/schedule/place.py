@@ -12,7 +12,7 @@ from itertools import islice
 
 from prefixproxy.schedule.cheapest import cheapest_places
 from prefixproxy.schedule.cold import ColdRoots
-from prefixproxy.schedule.park import cleared_first, park_first, turn_first, worthwhile_tokens
+from prefixproxy.schedule.park import can_save, cleared_first, park_first, turn_first, worthwhile_tokens
 from prefixproxy.schedule.plan import (
     Decision,
     Group,
@@ -158,7 +158,7 @@ class Placement(ColdRoots):
         places = self.places(waiting, server)
         if not places:
             return ready
-        if not (server.slots.rolls_back and self.can_fork(server)):  # what is cleared cannot be saved
+        if not can_save(server, self.policy, self.now):
             places = [place for place in places if place.slot.id.slot >= ready.need - 1] or places
         best = _best(places)
         first = self.root_first(waiting, best) or best
@@ -228,9 +228,8 @@ class Placement(ColdRoots):
     def _unless_needed(self, waiting: Waiting, best: Place, places: Sequence[Place], servers: Group) -> Place | Hold:
         if not self.yielding or self.policy.policy == "fifo" or waiting.overtaken >= self.policy.max_overtaken:
             return best
-        cheapest = min(places, key=_cost_s)
-        if not self._needed_by_later(waiting, cheapest):
-            return cheapest
+        if not self._needed_by_later(waiting, best):
+            return best
         for place in sorted(self._all(waiting, servers), key=_cost_s):
             if not self._needed_by_later(waiting, place):
                 return place
@@ -266,7 +265,7 @@ class Placement(ColdRoots):
 
 def _best(places: Sequence[Place]) -> Place:
     """The cheapest; of those that cost the same the one that was left alone for longest."""
-    return min(places, key=lambda place: (round(place.cost_s, 3), place.slot.turn))
+    return min(places, key=lambda place: (round(place.cost_s, 4), place.slot.turn))
 
 
 def _need(ticket: Ticket, server: Server) -> int:

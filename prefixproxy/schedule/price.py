@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from prefixproxy.schedule.counts import PrefixCounts
 from prefixproxy.schedule.fleet import Fleet
 from prefixproxy.schedule.index import Index
-from prefixproxy.schedule.park import is_parked, worthwhile_tokens
+from prefixproxy.schedule.park import can_save, is_parked, worthwhile_tokens
 from prefixproxy.schedule.plan import Place, Server, evaluated, is_truncated, kept_by_cut, reuses, tokens_of
 from prefixproxy.schedule.queue import Waiting
 from prefixproxy.schedule.ram import KEPT_ENOUGH, Loads, kept
 from prefixproxy.schedule.roots import Root
 from prefixproxy.schedule.slot import Held, Slot, continues
+from prefixproxy.schedule.slots import REUSE_CHANCE, REUSE_HALF_LIFE_S
 from prefixproxy.schedule.tree import Path
 from prefixproxy.schedule.types import HoldReason, Policy, Reason, Ticket
 from prefixproxy.types import SlotId, TicketId
@@ -106,7 +107,9 @@ class Prices:
         cached, _ = self.reuse(ticket, server, evaluated(ticket, server, slot), self.can_fork(server))
         kept = ticket.chain.common_blocks(slot.held.chain) if reuses(ticket, server) else 0
         extends = continues(ticket, slot.held, kept)
-        lost_s = 0.0 if extends or is_parked(server, slot) else server.slots.lost_s(slot, kept, rate, self.now)
+        copied = is_parked(server, slot) or self.in_host_cache(server, slot, kept)
+        lost_s = 0.0 if extends or copied else server.slots.lost_s(slot, kept, rate, self.now)
+        lost_s += self.lost_soon_s(ticket, server, slot)
         loads = self.loaded(ticket, server, slot)
         if loads is not None:
             cached, reason = loads.tokens, Reason.HOST_CACHE
@@ -117,6 +120,22 @@ class Prices:
         else:
             reason = Reason.LEAST_VALUABLE if slot.dirty else Reason.EMPTY_SLOT
         return Place(server, slot, None, cached, (ticket.n_tokens - cached) / rate + lost_s, reason, loads)
+
+    def in_host_cache(self, server: Server, slot: Slot, kept: int) -> bool:
+        """Whether the server copies what is lost to its own cache, when something starts there that shares so many
+        blocks with it; then any slot gets it back. Not in a large fleet, as the index does not know of that."""
+        slots, held = server.slots, slot.held
+        if self.index is not None or not slots.rolls_back or held.tokens_at(kept) >= KEPT_ENOUGH * held.tokens:
+            return False
+        return slots.ram.has_room_for(held, slots.rates.bytes_per_token)
+
+    def lost_soon_s(self, ticket: Ticket, server: Server, slot: Slot) -> float:
+        """The same of the ticket's own prompt, in a slot that may be cleared before that is asked for. Not in a large
+        fleet, where slots that hold the same are taken to cost the same."""
+        if self.index is not None or not server.slots.cleared.n or can_save(server, self.policy, self.now):
+            return 0.0
+        chance = REUSE_CHANCE * server.slots.cleared.chance(slot, REUSE_HALF_LIFE_S, self.now)
+        return ticket.n_tokens / server.rate(self.policy) * chance
 
     def loaded(self, ticket: Ticket, server: Server, slot: Slot) -> Loads | None:
         """What the server would load into this slot from its own cache, more of the ticket than the slot has. In a

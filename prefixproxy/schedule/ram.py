@@ -23,6 +23,15 @@ LEAST_KEPT = 0.25
 """An entry of which less would be kept is not loaded (server-task.cpp, prompt cache load)."""
 
 
+MANY = 8
+DEFAULT_MIB = 8192
+"""llama-server's own (common.h, `cache_ram_mib`)."""
+MIN_FOUND_TOKENS = 48
+ASSUMED_BYTES_PER_TOKEN = 128 * 1024
+"""Until a file was saved. Of a model with 7 to 8 billion parameters that shares keys and values between heads, in 16
+bits; few are larger by more than the factor above allows."""
+
+
 class Loads(NamedTuple):
     """An entry, and the tokens of a prompt that the server should find in it."""
 
@@ -35,22 +44,25 @@ class HostCache:
     """`entries`: the newest last. `limit`: so many of the newest are counted on, fewer after a miss, none if the first
     one missed: perhaps it is switched off. `proven`: one that was counted on was there; until then one prompt at a time
     finds that out. `counted`: requests and warm-ups under way that count on an entry, with the tokens expected of it
-    and how many entries were newer. `launches`: prompts that were started."""
+    and how many entries were newer. `launches`: prompts that were started. `mib`: its size, -1 for no limit, 0 if
+    there is none, or nothing tells of one."""
 
     entries: list[Held] = field(default_factory=list)
     limit: int = MAX_ENTRIES
     proven: bool = False
     launches: int = 0
+    mib: int = 0
     counted: dict[TicketId | RootId, tuple[int, int]] = field(default_factory=dict)
 
     def find(self, prompt: PrefixChain, reuse: Callable[[Held], int]) -> Loads | None:
-        """The conversation of which a prompt can `reuse` the most tokens, if any may be counted on."""
+        """The conversation of which a prompt can `reuse` the most tokens, if any may be counted on: what has in common
+        the template's first words alone would tell nothing of the cache."""
         if not self.limit or (self.counted and not self.proven):
             return None
         answered = (held for held in self.entries[-self.limit :] if held.answered)
         found = (Loads(held, reuse(held)) for held in answered if kept(held, prompt) >= LEAST_KEPT)
         best = max(found, key=lambda loads: loads.tokens, default=None)
-        return best if best is not None and best.tokens else None
+        return best if best is not None and best.tokens >= MIN_FOUND_TOKENS else None
 
     def count_on(self, loads: Loads, who: TicketId | RootId) -> None:
         """A prompt is about to be sent where the server should load it."""
@@ -76,6 +88,16 @@ class HostCache:
         self.entries = [entry for entry in self.entries if not held.chain.goes_on(entry.chain)]
         self.entries.append(held)
         del self.entries[:-MAX_ENTRIES]
+
+    def has_room_for(self, held: Held, bytes_per_token: float | None) -> bool:
+        """Whether a copy of it will stay for long: there is room for many of its size."""
+        n_bytes = held.tokens * (bytes_per_token or ASSUMED_BYTES_PER_TOKEN)
+        return self.mib < 0 or n_bytes * MANY <= self.mib * 2**20
+
+    def note_reuse(self, before: Held, expected: int, reused: int) -> None:
+        """More of a prompt was reused than the slot had that it was sent to: it must have come from here."""
+        if not self.mib and before.tokens and reused > 2 * expected + MIN_FOUND_TOKENS:
+            self.mib = DEFAULT_MIB
 
     def learn(self, who: TicketId | RootId, reused: int | None) -> None:
         """So many tokens of it were reused; None if that is not known."""

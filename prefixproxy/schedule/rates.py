@@ -80,7 +80,8 @@ class Rates:
         return COPY_CALL_S + self.restore_s_per_byte * n_bytes
 
     def copy_s(self, tokens: int) -> float:
-        """Expected seconds of saving or restoring so many tokens. Until one was measured it is worth a try."""
+        """Expected seconds of saving or restoring so many tokens, before they are in a file. Until one was measured it
+        is worth a try."""
         return COPY_CALL_S + (self.restore_s_per_byte or 0.0) * (self.bytes_per_token or 0.0) * tokens
 
     def learn_save(self, n_bytes: int, seconds: float) -> None:

@@ -18,6 +18,9 @@ from prefixproxy.types import SlotState
 
 ESTIMATE_SLACK_TOKENS = 16
 """What was expected is an estimate: a block, or an eighth, less than it is as good."""
+FEW_TOKENS = 128
+"""Where a probe found that slots can be cut back, no fewer tokens than these that were expected and missing tell
+otherwise: templates leave out parts of a prompt, such as tool calls, so it may share less than its bytes say."""
 TRUNCATION_WEIGHT = 0.5
 """One bad truncation is enough to prefer a restore, two to expect little of any."""
 
@@ -149,6 +152,7 @@ def settle(server: Server, ticket: Ticket, need: int, now: float, likely: Slot |
     server.slots.poll_soon = True
     if ticket.n_seqs > 1:
         server.slots.several.add(ticket.id)
+        server.slots.cleared.note(need - 1, now)
     server.slots.touch()
     expected, blocks = shared(ticket, server, likely.held) if likely is not None else (0, 0)
     truncated = likely is not None and blocks < len(likely.held.chain.hashes)
@@ -230,7 +234,10 @@ def learn(running: Running, finish: Finish, now: float) -> None:
 def judge(running: Running, finish: Finish) -> list[Effect]:
     """Compare the reuse that was expected with the reported one, and mend the belief that was wrong."""
     server = running.server
-    if not (finish.ok and running.pinned) or finish.cached_tokens is None or running.expected < MIN_RATE_TOKENS:
+    if not (finish.ok and running.pinned) or finish.cached_tokens is None:
+        return []
+    server.slots.ram.note_reuse(running.slots[0].before, running.expected, finish.cached_tokens)
+    if running.expected < MIN_RATE_TOKENS:
         return []
     near = running.expected - max(ESTIMATE_SLACK_TOKENS, running.expected // 8)
     share = 1.0 if finish.cached_tokens >= near else finish.cached_tokens / running.expected
@@ -239,7 +246,7 @@ def judge(running: Running, finish: Finish) -> list[Effect]:
     if running.by_cut and finish.cached_tokens < running.expected + ESTIMATE_SLACK_TOKENS:
         rates = server.slots.rates
         rates.cut_reuse = mixed(rates.cut_reuse, min(1.0, share), TRUNCATION_WEIGHT)
-    elif running.truncated:
+    elif running.truncated and not _is_estimate(running, finish.cached_tokens):
         share = min(1.0, finish.cached_tokens / max(1, running.shares)) if running.by_cut else share
         rates = server.slots.rates
         rates.truncated_reuse = mixed(rates.truncated_reuse, min(1.0, share), TRUNCATION_WEIGHT)
@@ -253,6 +260,12 @@ def judge(running: Running, finish: Finish) -> list[Effect]:
     return []
 
 
+def _is_estimate(running: Running, cached: int) -> bool:
+    """Whether what is missing of the expected tokens may be due to the estimate."""
+    proven = running.server.slots.facts.capabilities.rolls_back
+    return bool(proven) and ESTIMATE_SLACK_TOKENS < running.expected - cached < FEW_TOKENS
+
+
 def _judge_copy(running: Running, root: Root, share: float) -> list[Effect]:
     """The same of a restored file, of which `share` was reused."""
     server, snapshot = running.server, root.snapshot
@@ -263,6 +276,6 @@ def _judge_copy(running: Running, root: Root, share: float) -> list[Effect]:
         return work.drop(server, root) if server.roots.judge(root, delivered=share >= DELIVERED_SHARE) else []
     if share >= DELIVERED_SHARE:
         return []
-    # an answer is behind it that is not in this prompt
-    rates.truncated_reuse = mixed(rates.truncated_reuse, share, TRUNCATION_WEIGHT)
+    if not running.truncated:  # the answer behind it had to be forgotten, as this prompt has it in other tokens
+        rates.file_reuse = mixed(rates.file_reuse, min(1.0, share), TRUNCATION_WEIGHT)
     return work.drop(server, root)

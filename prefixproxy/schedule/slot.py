@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from math import inf
+from math import exp2, inf
 
 from prefixproxy.prefix import PrefixChain, bytes_of
 from prefixproxy.schedule.types import Ticket
@@ -143,6 +143,21 @@ class Settling:
     seen_busy: set[SlotId] = field(default_factory=set)
     tenant: str = ""
     before: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Cleared:
+    """Requests for several answers had the `n` first slots cleared, lastly at `at`."""
+
+    n: int = 0
+    at: float = -inf
+
+    def note(self, n: int, now: float) -> None:
+        self.n, self.at = max(n, self.n), now
+
+    def chance(self, slot: Slot, half_life_s: float, now: float) -> float:
+        """That what is brought into a slot now is cleared before it is asked for."""
+        return exp2((self.at - now) / half_life_s) if slot.id.slot < self.n else 0.0
 
 
 def continues(ticket: Ticket, held: Held, blocks: int) -> bool:

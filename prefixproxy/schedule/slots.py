@@ -23,7 +23,7 @@ from prefixproxy.schedule.census import Census
 from prefixproxy.schedule.counts import PrefixCounts
 from prefixproxy.schedule.ram import HostCache
 from prefixproxy.schedule.rates import Rates
-from prefixproxy.schedule.slot import NOTHING, Held, Settling, Slot, Work, left_over
+from prefixproxy.schedule.slot import NOTHING, Cleared, Held, Settling, Slot, Work, left_over
 from prefixproxy.types import RootId, SlotId, SlotState, TicketId, UpstreamFacts
 
 REUSE_CHANCE = 0.5
@@ -74,6 +74,7 @@ class Upstream:
     copies_until: float = -inf
     draining_first: bool = False
     several: set[TicketId] = field(default_factory=set)
+    cleared: Cleared = field(default_factory=Cleared)
     looked_at: float = -inf
     seen_at: float = -inf
     wanted: bool = False
@@ -145,7 +146,7 @@ class Upstream:
         self.up, self.evicted, self.settling, self.poll_soon = True, False, None, self.observed
         self.touch()
         self.foreign_until, self.haunted_until, self.copies_until, self.looked_at = -inf, -inf, -inf, -inf
-        self.confirm, self.ram = False, HostCache()
+        self.confirm, self.ram = False, HostCache(mib=self.facts.ram_mib)
         if self.facts.capabilities.host_cache is False:
             self.ram.limit = 0
 

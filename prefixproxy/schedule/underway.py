@@ -61,7 +61,7 @@ class UnderWay:
         if isinstance(what, Root):
             # its prefill is paid already, so it need not be worth a warm-up: it only has to take longer than the copy
             more = tokens_of(ticket, ticket.chain.common_blocks(what.chain)) - cached
-            return more > server.rate(prices.policy) * server.slots.rates.restore_s(what.n_bytes)
+            return more > server.rate(prices.policy) * server.slots.rates.copy_s(what.tokens)
         if prices.now >= self.until:
             return False
         if isinstance(what, Gathering):

@@ -280,7 +280,7 @@ class Waits(Prices):
     def _still(self, why: Standing, ticket: Ticket) -> bool:
         server, what = why.server, why.what
         if isinstance(what, Root):
-            return what.running and why.more > server.rate(self.policy) * server.slots.rates.restore_s(what.n_bytes)
+            return what.running and why.more > server.rate(self.policy) * server.slots.rates.copy_s(what.tokens)
         if isinstance(what, Gathering):
             return self.worth(server, why.more)
         if what.turn != why.turn:

@@ -44,11 +44,13 @@ ROWS = st.builds(
 
 @dataclass(frozen=True)
 class Case:
-    """One upstream: its slots, the texts it has snapshots of, its prefill rate."""
+    """One upstream: its slots, the texts it has snapshots of, its prefill rate, and whether it keeps in its own memory
+    what loses its slot."""
 
     rows: list[Row]
     saved: list[bytes]
     rate: float
+    keeps: bool
 
 
 CASES = st.lists(
@@ -57,6 +59,7 @@ CASES = st.lists(
         st.lists(ROWS, min_size=1, max_size=3),
         st.lists(TEXTS.filter(len), max_size=2),
         st.sampled_from([50.0, 400.0]),
+        st.booleans(),
     ),
     min_size=1,
     max_size=2,
@@ -80,6 +83,8 @@ def price(case: Case, row: Row, prompt: bytes, copy: bytes | None) -> float:
     next_turn = stays == blocks_within(len(row.text)) and len(prompt) >= len(row.text) + 2 * row.answer
     if (copy is None and next_turn) or (row.text in case.saved and not row.answer):
         return cost_s
+    if copy is None and case.keeps and tokens(stays) < (len(row.text) // 4 + row.answer) / 2:
+        return cost_s
     elsewhere = [other.text for other in case.rows if other is not row] + case.saved
     kept = max([stays] + [blocks(row.text, text) for text in elsewhere])
     lost = max(0, len(row.text) // 4 + row.answer - tokens(kept)) if row.text else 0
@@ -102,7 +107,8 @@ def held(text: bytes, answer: int = 0) -> Held:
 
 
 def join(fleet: Fleet, number: int, case: Case) -> Server:
-    facts = UpstreamFacts(f"u{number}", "llama-server", len(case.rows), capabilities=FULL)
+    ram_mib = 8192 if case.keeps else 0
+    facts = UpstreamFacts(f"u{number}", "llama-server", len(case.rows), capabilities=FULL, ram_mib=ram_mib)
     built = fleet.obtain(facts)
     built.slots.open(0.0, {})
     fleet.changed()

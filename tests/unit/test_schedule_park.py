@@ -9,11 +9,24 @@ import pytest
 from schedule_sim import FULL, NO_SNAPSHOT, Sim, SimServer, facts, lower_bound, request, words
 
 from prefixproxy.prefix import chain_of
+from prefixproxy.schedule.fleet import Fleet
 from prefixproxy.schedule.rates import Rates
 from prefixproxy.schedule.roots import RootTable
+from prefixproxy.schedule.run import Running, judge
 from prefixproxy.schedule.scheduler import Scheduler
 from prefixproxy.schedule.slot import Held
-from prefixproxy.schedule.types import Finish, Policy, Reason, Restore, Save, SlotSeen, Warm
+from prefixproxy.schedule.types import (
+    Finish,
+    Grant,
+    HoldReason,
+    Policy,
+    Reason,
+    Restore,
+    Save,
+    SlotSeen,
+    Warm,
+    WarmResult,
+)
 from prefixproxy.simulate.run import Request
 from prefixproxy.simulate.text import Text
 from prefixproxy.types import TicketId
@@ -208,7 +221,7 @@ def test_the_next_turn_stays_where_a_checkpoint_of_the_last_one_is() -> None:
     for turn in range(4):
         one = ask(sim, history, words(f"turn {turn}", 60), head=600)
         if turn:
-            assert (slot_of(one), one.cached) == (0, len(history) - 20 - 4)
+            assert (slot_of(one), one.cached) == (3, len(history) - 20 - 4)
         history = one.prompt + words(f"else {turn}", 20)
     assert not any(isinstance(effect, Restore) for effect in sim.effects)
 
@@ -322,3 +335,61 @@ def test_a_parked_file_is_hoped_to_be_cut_back_in_part_before_that_was_seen() ->
     assert unseen.file_share(parked=True, rolls_back=None) < 0.9
     assert unseen.file_share(parked=True, rolls_back=True) == unseen.file_share(parked=False, rolls_back=None) == 1.0
     assert seen.file_share(parked=True, rolls_back=None) == seen.file_share(parked=False, rolls_back=True) == 0.9
+
+
+def test_a_prompt_shorter_than_a_block_waits_for_its_own_warm_up_in_a_large_fleet() -> None:
+    """Nothing else that is under way shares anything with it."""
+    s = Scheduler(Policy(), Fleet(few_slots=0))
+    s.upstream_up(facts(n_slots=3, capabilities=CANNOT_CUT), -1.0)
+    s.slots_seen("u", {i: SlotSeen(False, 0) for i in range(3)}, -0.1, -0.1)
+    for i in range(3):
+        one = request(words(f"root {i}", 900), words("question", 40), warmable=False).ticket
+        s.submit([replace(one, id=TicketId(f"x{i}"))], 0.0)
+    for i in range(2):
+        s.finished(TicketId(f"x{i}"), Finish(True, 0, 940, 10, 5.0), 6.0)
+    short = replace(request(words("hello", 4), words("", 0)).ticket, id=TicketId("short"))
+    assert not short.chain.hashes
+    [warm] = [effect for effect in s.submit([short], 7.0) if isinstance(effect, Warm)]
+    assert not any(
+        isinstance(effect, Grant) for effect in s.finished(TicketId("x2"), Finish(True, 0, 940, 1, 5.0), 7.1)
+    )
+    assert [(waiting.id, waiting.hold) for waiting in s.snapshot(7.1).waiting] == [("short", HoldReason.WARMING)]
+    [save] = [effect for effect in s.warmed(warm.root, WarmResult(True, 4, 0.02), 7.2) if isinstance(effect, Save)]
+    effects = s.saved(save.root, True, 1_000, 0.001, 7.3)
+    assert [effect.ticket_id for effect in effects if isinstance(effect, Grant)] == ["short"]
+
+
+def missed(s: Scheduler, question: str, cached: int, now: float) -> float:
+    """What slots are believed to keep, after a prompt on the same root of which so much was reused."""
+    ticket = replace(request(words("root", 400), words(question, 40), warmable=False).ticket, id=TicketId(question))
+    s.submit([ticket], now)
+    s.finished(ticket.id, Finish(True, cached, 440 - cached, 10, 0.5), now + 0.5)
+    return s.snapshot(now + 0.5).upstreams[0].truncated_reuse
+
+
+@pytest.mark.parametrize(("rolls_back", "cached", "kept"), [(True, 300, 1.0), (True, 100, 0.25), (None, 300, 0.75)])
+def test_a_few_missing_tokens_do_not_disprove_a_probe(rolls_back: bool | None, cached: int, kept: float) -> None:
+    """Templates leave out tool calls, so two prompts may share less than their bytes say."""
+    s = Scheduler(Policy(fork=False))
+    s.upstream_up(facts(n_slots=1, capabilities=replace(NO_SNAPSHOT, rolls_back=rolls_back)), -1.0)
+    s.slots_seen("u", {0: SlotSeen(False, 0)}, -0.1, -0.1)
+    missed(s, "first", 0, 0.0)
+    assert missed(s, "second", cached, 1.0) == pytest.approx(kept, abs=0.02)
+
+
+@pytest.mark.parametrize("truncated", [True, False])
+def test_a_file_that_cannot_be_cut_back_says_nothing_of_slots(truncated: bool) -> None:
+    """Of a sliding window it has the end alone, where a slot has checkpoints too."""
+    s = Scheduler(Policy())
+    s.upstream_up(facts(n_slots=1, capabilities=replace(FULL, rolls_back=None)), -1.0)
+    server = s._fleet.get("u")
+    assert server is not None
+    ticket = request(words("root", 400), words("question", 40)).ticket
+    root = server.roots.obtain(ticket.chain, "", 440, 0.0)
+    root.snapshot = Held(ticket.chain, 440, 460)
+    server.slots.add_saved(ticket.chain, root.id, root.chain)
+    slots = server.slots.slots
+    running = Running(ticket, server, 0.0, slots, expected=400, truncated=truncated, root=root, pinned=True)
+    judge(running, Finish(True, 0, 440, 10, 0.5))
+    assert (server.slots.rates.file_reuse, server.slots.rates.truncated_reuse) == (0.0, None)
+    assert root.snapshot is None

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from schedule_sim import request, words
+from dataclasses import replace
 
-from prefixproxy.schedule.ram import HostCache, Loads
+import pytest
+from schedule_sim import NO_SNAPSHOT, facts, request, words
+
+from prefixproxy.schedule.ram import MIN_FOUND_TOKENS, HostCache, Loads
+from prefixproxy.schedule.scheduler import Scheduler
 from prefixproxy.schedule.slot import Held, Slot, continues
-from prefixproxy.schedule.types import Ticket
+from prefixproxy.schedule.types import Finish, Grant, Policy, SlotSeen, Ticket
 from prefixproxy.simulate.text import Text
 from prefixproxy.types import SlotId, SlotState, TicketId
 
@@ -104,3 +108,64 @@ def test_a_prompt_without_an_answer_is_not_looked_for() -> None:
     cache.start(talk("x").chain(), Held(talk("a").chain(), 400, 400))
     assert cache.entries
     assert found(cache, "a") is None
+
+
+def test_so_few_tokens_are_not_looked_for_as_a_miss_of_them_says_nothing() -> None:
+    cache = displaced("a")
+    ticket = turn("a")
+    assert cache.find(ticket.chain, lambda held: MIN_FOUND_TOKENS) is not None
+    assert cache.find(ticket.chain, lambda held: MIN_FOUND_TOKENS - 1) is None
+
+
+@pytest.mark.parametrize(
+    ("mib", "bytes_per_token", "there"),
+    [
+        (0, 1024, False),
+        (-1, 1e9, True),
+        (8192, None, True),
+        (8192, 1024, True),
+        (8192, 8192 / 8 * 2**20 / 420, True),
+        (8192, 8192 / 8 * 2**20 / 419, False),
+        (400, None, False),
+    ],
+)
+def test_what_is_displaced_stays_there_if_many_of_its_size_have_room(
+    mib: int, bytes_per_token: float | None, there: bool
+) -> None:
+    assert HostCache(mib=mib).has_room_for(held("a"), bytes_per_token) is there
+
+
+def three_slots(ram_mib: int = 0) -> Scheduler:
+    """A short request ran after a long one and before another."""
+    s = Scheduler(Policy(fork=False))
+    s.upstream_up(facts(n_slots=3, capabilities=replace(NO_SNAPSHOT, rolls_back=True), ram_mib=ram_mib), -1.0)
+    s.slots_seen("u", {i: SlotSeen(False, 0) for i in range(3)}, -0.1, -0.1)
+    for i, n in enumerate((600, 60, 600)):
+        assert ask(s, f"talk {i}", n, float(i)) == 2 - i
+    return s
+
+
+def ask(s: Scheduler, name: str, n: int, now: float, cached: int = 0) -> int:
+    """The slot in which it ran."""
+    ticket = replace(request(talk(name, n), words("question", 20)).ticket, id=TicketId(f"{name} {now}"))
+    [grant] = [effect for effect in s.submit([ticket], now) if isinstance(effect, Grant)]
+    s.finished(ticket.id, Finish(True, cached, n + 20 - cached, 10, 0.5), now + 0.5)
+    assert grant.slot is not None
+    return grant.slot.slot
+
+
+def test_where_the_server_keeps_what_is_displaced_the_slot_left_alone_for_longest_is_taken() -> None:
+    assert ask(three_slots(ram_mib=8192), "new", 300, 10.0) == 2
+    assert ask(three_slots(), "new", 300, 10.0) == 1, "else the one whose loss costs least"
+
+
+def test_that_it_keeps_them_is_known_once_more_was_reused_than_a_slot_had() -> None:
+    s = three_slots()
+    assert ask(s, "talk 0", 600, 10.0, cached=600) == 2
+    assert ask(s, "new", 300, 11.0) == 1
+    assert ask(s, "few", 40, 12.0, cached=40) == 1, "so little may be the template's own words"
+    assert ask(s, "other", 700, 13.0) == 1
+    s = three_slots()
+    assert ask(s, "new", 300, 10.0) == 1
+    assert ask(s, "talk 1", 600, 11.0, cached=600) == 1
+    assert ask(s, "newer", 300, 12.0) == 2

@@ -9,6 +9,7 @@ import pytest
 from schedule_sim import FULL, NO_SNAPSHOT, Sim, SimServer, facts, lower_bound, request, words
 
 from prefixproxy.schedule.scheduler import Scheduler
+from prefixproxy.schedule.slot import Cleared, Slot
 from prefixproxy.schedule.types import (
     Decode,
     Effect,
@@ -24,7 +25,7 @@ from prefixproxy.schedule.types import (
     WarmResult,
 )
 from prefixproxy.simulate.run import Request
-from prefixproxy.types import SlotId, TicketId
+from prefixproxy.types import SlotId, SlotState, TicketId
 
 N_CONVERSATIONS, N_ROOTS, N_TURNS = 4, 2, 3
 
@@ -138,7 +139,7 @@ def test_memory_that_cannot_be_cut_back_is_saved_before_a_single_slot_was_lost()
     [save] = [effect for effect in effects if isinstance(effect, Save)]
     effects = s.saved(save.root, True, 1000, 0.01, 1.1)
     assert [effect.whole for effect in effects if isinstance(effect, Warm)] == [True]
-    assert [row.tokens > 0 for row in s.snapshot(1.1).slots] == [False, True, False, False]
+    assert [row.tokens > 0 for row in s.snapshot(1.1).slots] == [False, False, False, True]
 
 
 def test_what_was_displaced_unseen_is_looked_for_in_the_servers_own_cache() -> None:
@@ -158,7 +159,7 @@ def test_what_was_displaced_unseen_is_looked_for_in_the_servers_own_cache() -> N
 def test_where_nothing_can_be_saved_the_prompt_is_kept_out_of_the_slots_that_are_cleared_next() -> None:
     s = ready(4, park=True, rolls_back=False)
     [warm] = [effect for effect in started(s, lane("a", n_seqs=3), 0.0) if isinstance(effect, Warm)]
-    assert warm.slot == SlotId("u", 2)
+    assert warm.slot == SlotId("u", 3)
 
 
 def test_with_fewer_files_than_slots_saving_comes_to_an_end() -> None:
@@ -270,3 +271,42 @@ def test_a_root_they_share_with_others_is_copied_for_them() -> None:
     grants = [one.grant for one in lanes if one.grant is not None]
     [several] = [grant for grant in grants if grant.reason is Reason.SEVERAL_SEQUENCES]
     assert several.expected_cached > 850
+
+
+def spread_over(s: Scheduler, name: str, tasks: Mapping[int, int], now: float) -> None:
+    """A short one is granted, and the server is seen to take these slots for it."""
+    ticket = replace(request(words(name, 100), words("question", 40)).ticket, id=TicketId(name), n_seqs=len(tasks))
+    s.submit([ticket], now)
+    s.slots_seen("u", {i: SlotSeen(True, 140, task=task) for i, task in tasks.items()}, now + 0.2, now + 0.1)
+    s.finished(TicketId(name), Finish(True, 0, 140, 10, 5.0), now + 1.0)
+
+
+@pytest.mark.parametrize("policy", [Policy(fork=False), Policy()])
+def test_where_nothing_can_be_saved_the_last_slot_comes_first(policy: Policy) -> None:
+    """The server would clear the first one for a second answer to somebody else's prompt."""
+    s = Scheduler(policy)
+    s.upstream_up(facts(capabilities=NO_SNAPSHOT), -1.0)
+    s.slots_seen("u", {i: SlotSeen(False, 0) for i in range(4)}, -0.1, -0.1)
+    assert granted(s.submit([lane("x", "other")], 0.0)) == [("x", SlotId("u", 3))]
+
+
+def test_what_the_next_several_answers_would_clear_is_put_elsewhere() -> None:
+    s = Scheduler(Policy(fork=False))
+    s.upstream_up(facts(capabilities=NO_SNAPSHOT), -1.0)
+    s.slots_seen("u", {i: SlotSeen(False, 0) for i in range(4)}, -0.1, -0.1)
+    spread_over(s, "a", {2: 7, 0: 8, 1: 9}, 0.0)
+    spread = s.snapshot(2.0).slots
+    assert [row.tokens > 0 for row in spread] == [False, False, True, False]
+    s.submit([lane("x", "x"), lane("y", "y")], 2.0)
+    assert {row.id.slot for row in s.snapshot(2.0).slots if row.state is SlotState.LEASED} == {2, 3}
+
+
+def test_that_they_come_again_is_less_likely_with_time() -> None:
+    cleared = Cleared()
+    first, last = (Slot(SlotId("u", i), SlotState.IDLE, 0.0) for i in (0, 3))
+    assert cleared.chance(first, 300.0, 0.0) == 0.0
+    cleared.note(2, 10.0)
+    cleared.note(1, 20.0)
+    assert [cleared.chance(first, 300.0, now) for now in (20.0, 320.0)] == [1.0, 0.5]
+    assert cleared.chance(replace(first, id=SlotId("u", 1)), 300.0, 20.0) == 1.0
+    assert cleared.chance(last, 300.0, 20.0) == 0.0
