@@ -95,8 +95,9 @@ class HostCache:
         return self.mib < 0 or n_bytes * MANY <= self.mib * 2**20
 
     def note_reuse(self, before: Held, expected: int, reused: int) -> None:
-        """More of a prompt was reused than the slot had that it was sent to: it must have come from here."""
-        if not self.mib and before.tokens and reused > 2 * expected + MIN_FOUND_TOKENS:
+        """More of a prompt was reused than the slot had that it was sent to: it must have come from here, unless it is
+        known that there is none."""
+        if self.limit and not self.mib and before.tokens and reused > 2 * expected + MIN_FOUND_TOKENS:
             self.mib = DEFAULT_MIB
 
     def learn(self, who: TicketId | RootId, reused: int | None) -> None:

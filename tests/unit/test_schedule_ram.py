@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from schedule_sim import NO_SNAPSHOT, facts, request, words
 
-from prefixproxy.schedule.ram import MIN_FOUND_TOKENS, HostCache, Loads
+from prefixproxy.schedule.ram import MAX_ENTRIES, MIN_FOUND_TOKENS, HostCache, Loads
 from prefixproxy.schedule.scheduler import Scheduler
 from prefixproxy.schedule.slot import Held, Slot, continues
 from prefixproxy.schedule.types import Finish, Grant, Policy, SlotSeen, Ticket
@@ -169,3 +169,10 @@ def test_that_it_keeps_them_is_known_once_more_was_reused_than_a_slot_had() -> N
     assert ask(s, "new", 300, 10.0) == 1
     assert ask(s, "talk 1", 600, 11.0, cached=600) == 1
     assert ask(s, "newer", 300, 12.0) == 2
+
+
+@pytest.mark.parametrize(("limit", "found"), [(MAX_ENTRIES, True), (0, False)])
+def test_what_is_known_to_be_switched_off_is_not_found_out(limit: int, found: bool) -> None:
+    cache = HostCache(limit=limit)
+    cache.note_reuse(held("a"), 0, 400)
+    assert bool(cache.mib) is found
