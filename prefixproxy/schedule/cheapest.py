@@ -224,7 +224,7 @@ class _Search:
         """Whether a pin to a clean slot would bypass the server's RAM cache, which may hold its prefix, and there is a
         dirty one (see `Prices.places`)."""
         number = server.slots.number
-        if not (server.slots.evicted and self.ticket.reuse):
+        if not (server.slots.evicted and server.slots.ram.limit and self.ticket.reuse):
             return False
         dirty = self.index.shelves[number].dirty
         if not (any(self.usable(each) for each in dirty) if self.sides else dirty):

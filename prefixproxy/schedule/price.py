@@ -96,12 +96,20 @@ class Prices:
         idle = promised or idle
         direct = [self.direct(ticket, server, slot, rate) for slot in idle]
         forks = [] if promised or not idle else self.forks(ticket, server, idle)
-        ram = server.slots.evicted and reuses(ticket, server)
-        if ram and not any(self.worth(server, place.cached) for place in direct + forks):
+        if self.is_displaced(ticket, server, max((place.cached for place in direct + forks), default=0)):
             # a pin to an empty slot bypasses the server's RAM cache (llama-server computes 0/0 similarity there), a pin
-            # to one that holds something consults it; that is where a prefix can be that is in no slot
+            # to one that holds something consults it
             direct = [place for place in direct if place.slot.dirty] or direct
         return direct + forks
+
+    def is_displaced(self, ticket: Ticket, server: Server, cached: int) -> bool:
+        """Whether what lost its slot has more of a ticket than these tokens, and may be in the server's own cache. In a
+        large fleet that is taken to be so of whatever is worth a warm-up."""
+        if not (server.slots.evicted and server.slots.ram.limit and reuses(ticket, server)):
+            return False
+        if self.index is not None:
+            return not self.worth(server, cached)
+        return server.slots.ram.most_of(ticket.chain, lambda held: self.reuse(ticket, server, held)[0]) > cached
 
     def direct(self, ticket: Ticket, server: Server, slot: Slot, rate: float) -> Place:
         cached, _ = self.reuse(ticket, server, evaluated(ticket, server, slot), self.can_fork(server))

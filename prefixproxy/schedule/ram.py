@@ -64,6 +64,10 @@ class HostCache:
         best = max(found, key=lambda loads: loads.tokens, default=None)
         return best if best is not None and best.tokens >= MIN_FOUND_TOKENS else None
 
+    def most_of(self, prompt: PrefixChain, reuse: Callable[[Held], int]) -> int:
+        """Tokens of a prompt that may be had from an entry, whether or not there was one before."""
+        return max((reuse(held) for held in self.entries if kept(held, prompt) >= LEAST_KEPT), default=0)
+
     def count_on(self, loads: Loads, who: TicketId | RootId) -> None:
         """A prompt is about to be sent where the server should load it."""
         self.counted[who] = loads.tokens, len(self.entries) - 1 - self.entries.index(loads.held)

@@ -233,8 +233,9 @@ class Upstream:
         self._move(slot, SlotState.LEASED, now)
 
     def start(self, slot: Slot, prompt: PrefixChain) -> None:
-        """A prompt starts in it. The server's own cache is followed where it is counted on (`Prices.loaded`)."""
-        if not (self.rolls_back or self.census.noting):
+        """A prompt starts in it. The server's own cache is followed where it is counted on (`Prices.loaded`), or looked
+        for (`Prices.places`)."""
+        if not self.census.noting:
             self.ram.start(prompt, slot.held)
 
     def reserve(self, slot: Slot, work: Work, root: RootId | None, until: float, now: float) -> None:
