@@ -35,7 +35,7 @@ PIN = Capabilities(pin=True, observe=True, reports_cached=True)
 COUNTED = Capabilities(reports_cached=True)
 FACTS = {
     "full": UpstreamFacts("full", "llama-server", 3, model="m", capabilities=FULL, shared=True),
-    "pin": UpstreamFacts("pin", "llama-server", 2, model="m", models=("pin-model",), capabilities=PIN, ram_mib=8192),
+    "pin": UpstreamFacts("pin", "llama-server", 2, model="m", models=("pin-model",), capabilities=PIN),
     "counted": UpstreamFacts("counted", "ollama", 2, models=("counted-model",), capabilities=COUNTED),
 }
 ARRIVAL_S = 0.2

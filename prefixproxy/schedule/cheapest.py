@@ -20,7 +20,6 @@ from prefixproxy.schedule.types import Reason
 
 SLACK_S = 0.002
 """Prices are compared in milliseconds: what costs this much more than the cheapest is no rival of it."""
-_FEW = 16
 
 
 def cheapest_places(prices: Prices, index: Index, waiting: Waiting, group: Group) -> list[Place]:
@@ -43,7 +42,6 @@ class _Search:
         self.numbers = group.numbers - self.apart if self.apart else group.numbers
         self.sides = prices.policy.side_slots > 0
         self.all = self.numbers == index.numbers and not self.sides
-        self._worthwhile: dict[int, bool] = {}
 
     def run(self) -> list[Place]:
         for number in sorted(self.apart):
@@ -131,8 +129,7 @@ class _Search:
 
     def price(self, server: Server, slot: Slot) -> None:
         rate = server.rate(self.prices.policy)
-        if slot.dirty or not self.bypasses(server):
-            self.keep(self.prices.direct(self.ticket, server, slot, rate))
+        self.keep(self.prices.direct(self.ticket, server, slot, rate))
         saved = self.prices.best_saved(self.ticket, server)
         if saved is not None:
             cost_s = self.prices.fork_s(self.ticket, server, *saved)
@@ -168,7 +165,7 @@ class _Search:
         if keys:
             self.look_at_best(keys, cost_s)
             self.look_at_all(keys, cost_s)
-        for _, numbers in self.blank_alike(shelf):
+        for numbers in self.blank_alike(shelf):
             for each in numbers:
                 self.look_at(each)
 
@@ -189,17 +186,14 @@ class _Search:
                 lowest, (_, in_turn) = min(first), min(first.values())
                 for each in {min(min(n) for n in self.index.shelves[lowest].blank if n), in_turn}:
                     self.blank(each, cost_s)
-        for number in sorted(self.index.blank_but_used & self.numbers):
-            self.blanks_of(number)
 
     def blanks_of(self, number: int) -> None:
         shelf = self.index.shelves[number]
         cost_s = self.ticket.n_tokens / shelf.server.rate(self.prices.policy)
         if any(shelf.blank) and self.affordable(cost_s):
-            for dirty, numbers in self.blank_alike(shelf):
-                if dirty or not self.bypasses(shelf.server):
-                    for each in numbers:
-                        self.blank(each, cost_s)
+            for numbers in self.blank_alike(shelf):
+                for each in numbers:
+                    self.blank(each, cost_s)
 
     def blank(self, number: int, cost_s: float) -> None:
         if number not in self.seen:
@@ -209,48 +203,14 @@ class _Search:
             reason = Reason.SIDE if self.ticket.side else Reason.LEAST_VALUABLE if slot.dirty else Reason.EMPTY_SLOT
             self.keep(Place(server, slot, None, 0, cost_s, reason))
 
-    def blank_alike(self, shelf: Shelf) -> list[tuple[bool, set[int]]]:
+    def blank_alike(self, shelf: Shelf) -> list[set[int]]:
         """Of the clean and the dirty ones, that with the lowest number and that whose turn it is."""
         found = []
-        for dirty, turns in enumerate(shelf.blank):
+        for turns in shelf.blank:
             mine = {number: turn for number, turn in turns.items() if self.usable(number)} if self.sides else turns
             if mine:
-                found.append((bool(dirty), {min(mine), min(mine, key=mine.__getitem__)}))
+                found.append({min(mine), min(mine, key=mine.__getitem__)})
         return found
-
-    # the server's RAM cache
-
-    def bypasses(self, server: Server) -> bool:
-        """Whether a pin to a clean slot would bypass the server's RAM cache, which may hold its prefix, and there is a
-        dirty one (see `Prices.places`)."""
-        number = server.slots.number
-        if not (server.slots.evicted and server.slots.ram.limit and self.ticket.reuse):
-            return False
-        dirty = self.index.shelves[number].dirty
-        if not (any(self.usable(each) for each in dirty) if self.sides else dirty):
-            return False
-        if number not in self._worthwhile:
-            self._worthwhile[number] = self.has_worthwhile(server)
-        return not self._worthwhile[number]
-
-    def has_worthwhile(self, server: Server) -> bool:
-        prices, ticket = self.prices, self.ticket
-        saved = prices.best_saved(ticket, server)
-        if saved is not None and prices.worth(server, saved[1]):
-            return True
-        if len(server.slots.slots) <= _FEW:
-            return any(self.reuses(server, slot) for slot in prices.usable(ticket, server))
-        for blocks, node in reversed(self.path):
-            if not prices.worth(server, tokens_of(ticket, blocks)):
-                break
-            mine = (node.rows[number].slot for number in node.idle if number // MOST_SLOTS == server.slots.number)
-            if any(self.usable(slot.number) and self.reuses(server, slot) for slot in mine):
-                return True
-        return False
-
-    def reuses(self, server: Server, slot: Slot) -> bool:
-        can_fork = self.prices.can_fork(server)
-        return self.prices.worth(server, self.prices.reuse(self.ticket, server, slot.held, can_fork)[0])
 
 
 def _in_order(place: Place) -> tuple[int, bool, int]:

@@ -88,9 +88,7 @@ class Index:
         self.open: set[int] = set()
         """Upstreams with an idle, unpromised slot."""
         self.blank: dict[float, dict[int, tuple[int, int]]] = {}
-        """Upstreams with slots that hold nothing, by their rate: the turn and the number of the one whose turn it is.
-        Of those alone that never overwrote anything: there a clean slot is as good as a dirty one."""
-        self.blank_but_used: set[int] = set()
+        """Upstreams with slots that hold nothing, by their rate: turn and number of the one whose turn it is."""
         self._census.watch()
         for server in servers:
             self._census.touched.add(server.slots.number)
@@ -139,7 +137,6 @@ class Index:
         """What of its idle slots is kept for all upstreams together."""
         shelf.count()
         self.open.discard(number)
-        self.blank_but_used.discard(number)
         if shelf.rate in self.blank:
             self.blank[shelf.rate].pop(number, None)
             if not self.blank[shelf.rate]:
@@ -148,11 +145,8 @@ class Index:
         if shelf.least is not None:
             self.open.add(number)
         if shelf.least == -inf and any(shelf.blank):
-            if shelf.server.slots.evicted:
-                self.blank_but_used.add(number)
-            else:
-                turns = [(turn, slot) for numbers in shelf.blank for slot, turn in numbers.items()]
-                self.blank.setdefault(shelf.rate, {})[number] = min(turns)
+            turns = [(turn, slot) for numbers in shelf.blank for slot, turn in numbers.items()]
+            self.blank.setdefault(shelf.rate, {})[number] = min(turns)
 
     def bounds(self) -> tuple[float, float, float]:
         """Of all upstreams: the highest prefill rate, the fewest tokens that are worth a warm-up, and the fewest

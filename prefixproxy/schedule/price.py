@@ -103,13 +103,12 @@ class Prices:
         return direct + forks
 
     def is_displaced(self, ticket: Ticket, server: Server, cached: int) -> bool:
-        """Whether what lost its slot has more of a ticket than these tokens, and may be in the server's own cache. In a
-        large fleet that is taken to be so of whatever is worth a warm-up."""
-        if not (server.slots.evicted and server.slots.ram.limit and reuses(ticket, server)):
+        """Whether what lost its slot has more of a ticket than these tokens, and may be in the server's own cache. A
+        large fleet does not look for that."""
+        ram = server.slots.ram
+        if self.index is not None or not (server.slots.evicted and ram.limit and reuses(ticket, server)):
             return False
-        if self.index is not None:
-            return not self.worth(server, cached)
-        return server.slots.ram.most_of(ticket.chain, lambda held: self.reuse(ticket, server, held)[0]) > cached
+        return ram.most_of(ticket.chain, lambda held: self.reuse(ticket, server, held)[0]) > cached
 
     def direct(self, ticket: Ticket, server: Server, slot: Slot, rate: float) -> Place:
         cached, _ = self.reuse(ticket, server, evaluated(ticket, server, slot), self.can_fork(server))

@@ -506,13 +506,15 @@ def test_equal_places_are_taken_in_turn() -> None:
     assert sorted(taken[:3]) == sorted(taken[3:]) == [0, 1, 2]
 
 
-def test_after_an_eviction_a_prompt_held_nowhere_goes_to_a_slot_that_is_not_empty() -> None:
-    """A pin to an empty slot bypasses the server's RAM cache, where its prefix may be."""
-    s = ready(n_slots=2)
-    for i in range(2):
-        s.submit([replace(lane(0, words(f"unique {i}", 30), wanted_slot=0), id=TicketId(f"t{i}"))], float(i))
-        s.finished(TicketId(f"t{i}"), Finish(True, 0, 70, 1, 0.3), i + 0.5)
-    assert granted(s.submit([lane(2, words("unique 2", 30))], 3.0)) == [("c", slot(0))]
+@pytest.mark.parametrize(("host_cache", "displaced"), [(None, 0), (False, 1)])
+def test_what_was_displaced_goes_to_a_slot_that_is_not_empty(host_cache: bool | None, displaced: int) -> None:
+    """A pin to an empty slot bypasses the server's RAM cache, where it may be; what nobody saw before is not there."""
+    for name, where in (("unique 0", displaced), ("unique 2", 1)):
+        s = ready(n_slots=2, capabilities=replace(NO_SNAPSHOT, host_cache=host_cache))
+        for i in range(2):
+            s.submit([replace(lane(0, words(f"unique {i}", 60), wanted_slot=0), id=TicketId(f"t{i}"))], float(i))
+            s.finished(TicketId(f"t{i}"), Finish(True, 0, 100, 1, 0.3), i + 0.5)
+        assert granted(s.submit([lane(2, words(name, 60))], 3.0)) == [("c", slot(where))]
 
 
 # requests that cannot be pinned
