@@ -133,7 +133,7 @@ class LlamaServer(HttpUpstream):
         )
 
     async def _opening_of(self, template: object) -> str:
-        """Asked once for each template; a template that refuses such a chat has none."""
+        """Asked once for each template that answers; one that refuses such a chat has none."""
         if self._opening[0] != template:
             body = {"messages": [{"role": "user", "content": _FIRST_WORDS}]}
             try:
@@ -141,7 +141,7 @@ class LlamaServer(HttpUpstream):
                 self._opening = template, rendered[: max(0, rendered.find(_FIRST_WORDS))]
             except (ProxyError, AttributeError) as failure:
                 log.info("upstream %s: how its chat template begins could not be asked: %r", self.name, failure)
-                self._opening = template, ""
+                return ""
         return self._opening[1]
 
     async def _architecture_at(self, model_path: str) -> str:

@@ -19,7 +19,7 @@ from prefixproxy.schedule.slots import MOST_SLOTS, REUSE_CHANCE, REUSE_HALF_LIFE
 from prefixproxy.schedule.types import Reason
 
 SLACK_S = 0.002
-"""Prices are compared in milliseconds: what costs this much more than the cheapest is no rival of it."""
+"""Prices are rounded to be compared: what costs this much more than the cheapest is no rival of it."""
 
 
 def cheapest_places(prices: Prices, index: Index, waiting: Waiting, group: Group) -> list[Place]:

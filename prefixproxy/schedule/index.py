@@ -30,13 +30,12 @@ ALIKE = 1e-6
 @dataclass(slots=True, eq=False)
 class Shelf:
     """The idle, unpromised slots of one upstream by number: `keys` of those that hold something (see `Row.key`, for a
-    prompt that shares nothing), `dirty` ones; `blank` ones hold nothing, clean and dirty apart, with their turn.
+    prompt that shares nothing); `blank` ones hold nothing, clean and dirty apart, with their turn.
     `least`: the smallest key, -inf if one is blank, None if none is idle. `rate`: of its upstream, when last
     measured."""
 
     server: Server
     keys: dict[int, float] = field(default_factory=dict)
-    dirty: set[int] = field(default_factory=set)
     blank: tuple[dict[int, int], dict[int, int]] = field(default_factory=lambda: ({}, {}))
     least: float | None = None
     rate: float = 0.0
@@ -45,15 +44,12 @@ class Shelf:
         slot = row.slot
         self.take(slot.number)
         if row.idle:
-            if slot.dirty:
-                self.dirty.add(slot.number)
             if slot.held.tokens or row.blocks:
                 self.keys[slot.number] = row.key(0)
             else:
                 self.blank[slot.dirty][slot.number] = slot.turn
 
     def take(self, number: int) -> None:
-        self.dirty.discard(number)
         self.keys.pop(number, None)
         for numbers in self.blank:
             numbers.pop(number, None)

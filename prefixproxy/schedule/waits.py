@@ -23,7 +23,7 @@ from prefixproxy.schedule.underway import UnderWay, alike, under_way
 from prefixproxy.types import SlotState
 
 ROUNDING_S = 0.002
-"""Prices are compared in milliseconds."""
+"""Prices are rounded to be compared."""
 
 
 @dataclass(slots=True)
