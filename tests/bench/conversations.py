@@ -130,7 +130,8 @@ async def converse(url: str, engine_url: str, pattern: Pattern) -> int:
             answer = await client.post(PATH, json=asking(history, pattern))
             answer.raise_for_status()
             choice = next(each for each in answer.json()["choices"] if each["index"] == 0)
-            written = [token["id"] for token in choice["logprobs"]["content"]]
+            # an answer that ends before its first token has none
+            written = [token["id"] for token in choice.get("logprobs", {"content": ()})["content"]]
             trie.add(await server.tokens(PATH, {"messages": history}), written)
             history.append({"role": "assistant", "content": choice["message"]["content"]})
 
