@@ -11,8 +11,9 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 INTERRUPTED = "it was interrupted"
 """Why it ended early, in what it shows all the same."""
-_NO_HANDLERS = (NotImplementedError, RuntimeError, ValueError)
-"""Raised by asyncio on Windows, by asyncio outside of the main thread, and by uvloop there."""
+_NO_HANDLERS = (RuntimeError, ValueError)
+"""Raised by asyncio on Windows (NotImplementedError, a RuntimeError) and outside of the main thread, and by uvloop
+there."""
 INTERRUPTED_CODE = 130
 """Exit code, as shells have it after Ctrl-C."""
 

@@ -165,9 +165,8 @@ class _Search:
         if keys:
             self.look_at_best(keys, cost_s)
             self.look_at_all(keys, cost_s)
-        for numbers in self.blank_alike(shelf):
-            for each in numbers:
-                self.look_at(each)
+        for each in self.blank_alike(shelf):
+            self.look_at(each)
 
     # 3. in slots that hold nothing
 
@@ -184,16 +183,15 @@ class _Search:
             first = every if self.all else {n: turn for n, turn in every.items() if n in self.numbers}
             if first and self.affordable(cost_s):
                 lowest, (_, in_turn) = min(first), min(first.values())
-                for each in {min(min(n) for n in self.index.shelves[lowest].blank if n), in_turn}:
+                for each in {min(self.index.shelves[lowest].blank), in_turn}:
                     self.blank(each, cost_s)
 
     def blanks_of(self, number: int) -> None:
         shelf = self.index.shelves[number]
         cost_s = self.ticket.n_tokens / shelf.server.rate(self.prices.policy)
-        if any(shelf.blank) and self.affordable(cost_s):
-            for numbers in self.blank_alike(shelf):
-                for each in numbers:
-                    self.blank(each, cost_s)
+        if shelf.blank and self.affordable(cost_s):
+            for each in self.blank_alike(shelf):
+                self.blank(each, cost_s)
 
     def blank(self, number: int, cost_s: float) -> None:
         if number not in self.seen:
@@ -203,14 +201,11 @@ class _Search:
             reason = Reason.SIDE if self.ticket.side else Reason.LEAST_VALUABLE if slot.dirty else Reason.EMPTY_SLOT
             self.keep(Place(server, slot, None, 0, cost_s, reason))
 
-    def blank_alike(self, shelf: Shelf) -> list[set[int]]:
-        """Of the clean and the dirty ones, that with the lowest number and that whose turn it is."""
-        found = []
-        for turns in shelf.blank:
-            mine = {number: turn for number, turn in turns.items() if self.usable(number)} if self.sides else turns
-            if mine:
-                found.append({min(mine), min(mine, key=mine.__getitem__)})
-        return found
+    def blank_alike(self, shelf: Shelf) -> set[int]:
+        """That with the lowest number and that whose turn it is."""
+        turns = shelf.blank
+        mine = {number: turn for number, turn in turns.items() if self.usable(number)} if self.sides else turns
+        return {min(mine), min(mine, key=mine.__getitem__)} if mine else set()
 
 
 def _in_order(place: Place) -> tuple[int, bool, int]:

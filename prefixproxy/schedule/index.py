@@ -30,13 +30,12 @@ ALIKE = 1e-6
 @dataclass(slots=True, eq=False)
 class Shelf:
     """The idle, unpromised slots of one upstream by number: `keys` of those that hold something (see `Row.key`, for a
-    prompt that shares nothing); `blank` ones hold nothing, clean and dirty apart, with their turn.
-    `least`: the smallest key, -inf if one is blank, None if none is idle. `rate`: of its upstream, when last
-    measured."""
+    prompt that shares nothing); `blank` ones hold nothing, with their turn. `least`: the smallest key, -inf if one is
+    blank, None if none is idle. `rate`: of its upstream, when last measured."""
 
     server: Server
     keys: dict[int, float] = field(default_factory=dict)
-    blank: tuple[dict[int, int], dict[int, int]] = field(default_factory=lambda: ({}, {}))
+    blank: dict[int, int] = field(default_factory=dict)
     least: float | None = None
     rate: float = 0.0
 
@@ -47,15 +46,14 @@ class Shelf:
             if slot.held.tokens or row.blocks:
                 self.keys[slot.number] = row.key(0)
             else:
-                self.blank[slot.dirty][slot.number] = slot.turn
+                self.blank[slot.number] = slot.turn
 
     def take(self, number: int) -> None:
         self.keys.pop(number, None)
-        for numbers in self.blank:
-            numbers.pop(number, None)
+        self.blank.pop(number, None)
 
     def count(self) -> None:
-        self.least = -inf if any(self.blank) else min(self.keys.values(), default=None)
+        self.least = -inf if self.blank else min(self.keys.values(), default=None)
 
 
 class Index:
@@ -140,8 +138,8 @@ class Index:
         shelf.rate = shelf.server.rate(self.policy)
         if shelf.least is not None:
             self.open.add(number)
-        if shelf.least == -inf and any(shelf.blank):
-            turns = [(turn, slot) for numbers in shelf.blank for slot, turn in numbers.items()]
+        if shelf.blank:
+            turns = ((turn, slot) for slot, turn in shelf.blank.items())
             self.blank.setdefault(shelf.rate, {})[number] = min(turns)
 
     def bounds(self) -> tuple[float, float, float]:

@@ -21,12 +21,12 @@ KEPT_ENOUGH = 0.5
 (server-context.cpp get_available_slot)."""
 LEAST_KEPT = 0.25
 """An entry of which less would be kept is not loaded (server-task.cpp, prompt cache load)."""
-
-
-MANY = 8
+MIN_FOUND_TOKENS = 48
+"""What is reused beyond these does not come from what a template begins every chat with."""
 DEFAULT_MIB = 8192
 """llama-server's own (common.h, `cache_ram_mib`)."""
-MIN_FOUND_TOKENS = 48
+MANY = 8
+"""An entry stays for long if so many of its size have room."""
 ASSUMED_BYTES_PER_TOKEN = 128 * 1024
 """Until a file was saved. Of a model with 7 to 8 billion parameters that shares keys and values between heads, in 16
 bits; few are larger by more than the factor above allows."""
