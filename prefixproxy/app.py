@@ -274,8 +274,15 @@ def _planner(settings: Settings, rules: RuleSet, fleet: Fleet) -> Planner:
     policy = StabilisePolicy(learned=stabilise.learned, replay_limit_tokens=stabilise.replay_limit)
     tools, answers = ToolMemory(MAX_TOOL_SETS, MAX_MEMORY_BYTES), AnswerMemory(MAX_CALLS, MAX_MEMORY_BYTES)
     stabiliser = Stabiliser(rules, policy)
-    known = {"answering": fleet.answering, "opening": fleet.opening}
-    return Planner(stabiliser, tools, answers, stabilise.mode, compat=stabilise.compat, **known)
+    return Planner(
+        stabiliser,
+        tools,
+        answers,
+        stabilise.mode,
+        compat=stabilise.compat,
+        answering=fleet.answering,
+        template_of=fleet.template_of,
+    )
 
 
 def _rule_file(name: str) -> str:

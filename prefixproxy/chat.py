@@ -29,7 +29,7 @@ from prefixproxy.chat_parts import (
     placed_parts,
 )
 from prefixproxy.prompt import AppendItem, Edit, Message, Opaque, Prompt, Role, SetText, Text
-from prefixproxy.types import Api
+from prefixproxy.types import Api, TemplateFacts
 
 MESSAGE = b"\xff"
 """Stands before the role of each message, and before the tools."""
@@ -87,14 +87,16 @@ def apply_edits(prompt: Prompt, edits: Sequence[Edit]) -> Prompt:
         raise ValueError("the edits leave no prompt") from error
 
 
-def canonical(prompt: Prompt, opening: bytes = b"") -> Canonical:
-    """The prompt's bytes in the order templates render them. `opening`: what the template puts in front of a prompt
-    that begins with the user's message, and has no tools."""
+_ANY_TEMPLATE = TemplateFacts()
+
+
+def canonical(prompt: Prompt, template: TemplateFacts = _ANY_TEMPLATE) -> Canonical:
+    """The prompt's bytes in the order templates render them, without what this `template` does not render."""
     n_head = len(prompt.head)
+    tools = prompt.tools if template.shows_tools else ()
+    opening = b"" if tools else _opening_of(prompt, template)
     parts, segments = list[bytes](), list[tuple[str, int, int]]()
     end = head_bytes = 0
-    if n_head or prompt.tools or prompt.raw or not prompt.messages or prompt.messages[0].role is not Role.USER:
-        opening = b""
 
     def add(label: str, part: bytes) -> None:
         nonlocal end
@@ -103,8 +105,8 @@ def canonical(prompt: Prompt, opening: bytes = b"") -> Canonical:
         end += len(part)
 
     def add_tools() -> None:
-        if prompt.tools:
-            add("tools", b"".join((MESSAGE, b"tools", *(PART + tool.canonical for tool in prompt.tools))))
+        if tools:
+            add("tools", b"".join((MESSAGE, b"tools", *(PART + tool.canonical for tool in tools))))
 
     if not n_head:
         add_tools()
@@ -121,6 +123,12 @@ def canonical(prompt: Prompt, opening: bytes = b"") -> Canonical:
         if i == n_head - 1:
             head_bytes = end
     return Canonical(tuple(parts), head_bytes, tuple(segments), len(opening))
+
+
+def _opening_of(prompt: Prompt, template: TemplateFacts) -> bytes:
+    """What the template puts in front of a prompt without tools that the user begins."""
+    begun = not prompt.raw and not prompt.head and prompt.messages and prompt.messages[0].role is Role.USER
+    return template.opening.encode("utf-8", "surrogatepass") if begun else b""
 
 
 def cut_at(prompt: Prompt, form: Canonical, offset: int) -> tuple[dict[str, Any], int] | None:

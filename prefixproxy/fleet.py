@@ -8,8 +8,8 @@ from contextlib import suppress
 
 from prefixproxy.backends import Backend
 from prefixproxy.errors import UpstreamUnavailable
-from prefixproxy.routing import answering, has_path, is_listed, opening, serving
-from prefixproxy.types import UpstreamFacts
+from prefixproxy.routing import answering, has_path, is_listed, serving, template_of
+from prefixproxy.types import TemplateFacts, UpstreamFacts
 from prefixproxy.upkeep import Health, Upkeep, UpstreamState
 
 
@@ -81,9 +81,9 @@ class Fleet:
         """The name of the model that answers a request for `model`, whichever of its upstreams are up."""
         return answering(model, self._facts())
 
-    def opening(self, model: str) -> str:
-        """How its template begins a chat that the user begins."""
-        return opening(model, self._facts())
+    def template_of(self, model: str) -> TemplateFacts:
+        """What is known of the template that renders a request for `model`."""
+        return template_of(model, self._facts())
 
     async def until_served(self, model: str, path: str, deadline: float) -> bool:
         """Waits for an upstream that is loading, within a bound; one that is down is no reason to wait. Nor is one that

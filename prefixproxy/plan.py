@@ -20,7 +20,7 @@ from prefixproxy.prefix import PrefixChain, blocks_within, chain_of
 from prefixproxy.prompt import Edit, Prompt
 from prefixproxy.stabilise.stabiliser import Stabiliser
 from prefixproxy.tools import ToolMemory
-from prefixproxy.types import Api, Relocation
+from prefixproxy.types import Api, Relocation, TemplateFacts
 
 Mode = Literal["apply", "observe", "off"]
 
@@ -83,18 +83,18 @@ class Planner:
         *,
         compat: bool = False,
         answering: Callable[[str], str] = str,
-        opening: Callable[[str], str] = lambda model: "",
+        template_of: Callable[[str], TemplateFacts] = lambda model: TemplateFacts(),
     ) -> None:
         """`compat`: prompts are made such as strict templates take (`prefixproxy.compat`) before anything else.
         `answering`: the name of the model that answers a request for another name (`routing.answering`).
-        `opening`: how its template begins a chat that the user begins (`routing.opening`)."""
+        `template_of`: what is known of its template (`routing.template_of`)."""
         self.stabiliser = stabiliser
         self.tools = tools
         self.answers = answers
         self.mode: Mode = mode
         self._compat = compat
         self._answering = answering
-        self._opening = opening
+        self._template_of = template_of
         self._folded: WeakKeyDictionary[Body, Body] = WeakKeyDictionary()
         self._prompts: WeakKeyDictionary[Body, Prompt | None] = WeakKeyDictionary()
 
@@ -183,7 +183,7 @@ class Planner:
             relocations, family, conversation = done.relocations, done.family, done.conversation
             if mode == "apply":
                 edits, prompt = [*steadied, *done.edits], done.prompt
-        form = canonical(prompt, self._opening(prompt.model).encode("utf-8", "surrogatepass"))
+        form = canonical(prompt, self._template_of(prompt.model))
         chain = chain_of(form.parts, salt=_salt(self._answering(prompt.model), body))
         head_blocks = blocks_within(form.head_bytes)
         return Plan(

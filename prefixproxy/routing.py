@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from prefixproxy.types import UpstreamFacts
+from prefixproxy.types import TemplateFacts, UpstreamFacts
 
 _OLLAMA_PATHS = "/api/"
 _COMMON_PATHS = "/v1/"
@@ -39,10 +39,10 @@ def answering(model: str, known: Sequence[UpstreamFacts]) -> str:
     return found.model if found is not None and found.capabilities.native and found.model else model
 
 
-def opening(model: str, known: Sequence[UpstreamFacts]) -> str:
-    """What the template of the model that answers puts in front of a first message of the user."""
+def template_of(model: str, known: Sequence[UpstreamFacts]) -> TemplateFacts:
+    """What is known of the template of the model that answers a request for `model`."""
     found = next(iter(serving(model, "", known, ())), None)
-    return found.opening if found is not None else ""
+    return found.template if found is not None else TemplateFacts()
 
 
 def is_listed(model: str, upstreams: Sequence[UpstreamFacts]) -> bool:

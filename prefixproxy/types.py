@@ -172,6 +172,18 @@ class Capabilities:
 
 
 @dataclass(frozen=True, slots=True)
+class TemplateFacts:
+    """What a chat template makes of a prompt beside its messages.
+
+    `opening`: what it puts in front of a user's message that is the first one: a system text of its own, often with
+    today's date, and the role. `shows_tools`: whether tools change the prompt.
+    """
+
+    opening: str = ""
+    shows_tools: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class UpstreamFacts:
     """One probe's answer. `n_ctx_slot` in tokens; `models` the names it answers to (empty: any)."""
 
@@ -188,9 +200,7 @@ class UpstreamFacts:
     """Others may send it requests behind our back."""
     architecture: str = ""
     """As the model's file names it, "" where that is not known."""
-    opening: str = ""
-    """What its chat template puts in front of a user's message that is the first one: a system text of its own, often
-    with today's date, and the role."""
+    template: TemplateFacts = TemplateFacts()
     ram_mib: int = 0
     """Memory in which it keeps what loses its slot (`--cache-ram`), -1 for as much as it takes; 0 if there is none, or
     that is not known."""

@@ -16,7 +16,7 @@ import asyncio
 import socket
 import struct
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -337,7 +337,7 @@ class StubUpstream:
                 "object": "list",
                 "data": [{"id": self.model, "aliases": self.aliases, "object": "model"}],
             },
-            "/apply-template": lambda: {"prompt": "\n".join(str(m["content"]) for m in request.json()["messages"])},
+            "/apply-template": lambda: {"prompt": _rendered(request.json())},
             "/tokenize": lambda: {"tokens": list(request.json()["content"].encode())},
         }
         if request.path in answers:
@@ -420,3 +420,8 @@ if __name__ == "__main__":
     given = parser.parse_args()
     with suppress(KeyboardInterrupt):
         asyncio.run(_alone(given.slots, given.ctx))
+
+
+def _rendered(body: Mapping[str, Any]) -> str:
+    """As most templates do it: the tools stand in front."""
+    return "\n".join([*(str(tool) for tool in body.get("tools", ())), *(str(m["content"]) for m in body["messages"])])

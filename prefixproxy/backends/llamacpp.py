@@ -20,8 +20,9 @@ from prefixproxy.backends import NO_TASK, NOT_YET, CopyResult, SlotReading, Warm
 from prefixproxy.backends.http import HttpUpstream
 from prefixproxy.backends.llamacpp_memory import never_used, rolls_back
 from prefixproxy.backends.llamacpp_model import architecture_of
+from prefixproxy.backends.llamacpp_template import template_facts
 from prefixproxy.errors import OtherKind, ProxyError, UpstreamFailed
-from prefixproxy.types import Api, Capabilities, SlotId, UpstreamFacts, Usage
+from prefixproxy.types import Api, Capabilities, SlotId, TemplateFacts, UpstreamFacts, Usage
 from prefixproxy.usage import usage_from
 
 _REFUSED_NAME = "no/such.bin"
@@ -29,7 +30,6 @@ _NOT_SUPPORTED = 501
 _SAYS_OF_ITSELF = ("total_slots", "model_alias", "model_path", "build_info", "endpoint_slots")
 _TRIAL_S = 10.0
 """How long finding out about the memory may keep requests waiting: about 60 tokens, on however slow a machine."""
-_FIRST_WORDS = "the words of the user"
 _ANY_TOKEN = 0
 """Every vocabulary has it."""
 _COUNTING = {
@@ -91,7 +91,7 @@ class LlamaServer(HttpUpstream):
         self._flags = flags
         self._rolls_back: dict[str, bool | None] = {}
         self._architecture = ("", "")
-        self._opening: tuple[object, str] = (None, "")
+        self._templates: dict[str, TemplateFacts] = {}
 
     async def probe(self) -> UpstreamFacts:
         props = await self.call("GET", "/props")
@@ -125,24 +125,28 @@ class LlamaServer(HttpUpstream):
             multimodal=any(modalities.values()) if isinstance(modalities, dict) else False,
             shared=self._shared,
             architecture=await self._architecture_at(str(props.get("model_path") or "")),
-            opening=await self._opening_of(props.get("chat_template")),
+            template=await self._facts_of(str(props.get("chat_template"))),
             ram_mib=flags.ram_mib if flags is not None else 0,
             kv_types=flags.kv_types if flags is not None else None,
             never_reuses=flags is not None and flags.cache_prompt is False,
             tried=tried,
         )
 
-    async def _opening_of(self, template: object) -> str:
-        """Asked once for each template that answers; one that refuses such a chat has none."""
-        if self._opening[0] != template:
-            body = {"messages": [{"role": "user", "content": _FIRST_WORDS}]}
+    async def _facts_of(self, template: str) -> TemplateFacts:
+        """Asked once for each template that answers; that of the last probe is kept."""
+        if template not in self._templates:
             try:
-                rendered = str((await self.call("POST", "/apply-template", body)).get("prompt", ""))
-                self._opening = template, rendered[: max(0, rendered.find(_FIRST_WORDS))]
-            except (ProxyError, AttributeError) as failure:
-                log.info("upstream %s: how its chat template begins could not be asked: %r", self.name, failure)
-                return ""
-        return self._opening[1]
+                self._templates = {template: await template_facts(self._rendered)}
+            except ProxyError as failure:
+                log.info("upstream %s: its chat template could not be asked: %r", self.name, failure)
+                return TemplateFacts()
+        return self._templates[template]
+
+    async def _rendered(self, body: Mapping[str, Any]) -> str:
+        answer = await self.call("POST", "/apply-template", body)
+        if not isinstance(prompt := self._part(answer, "prompt", "/apply-template"), str):
+            raise UpstreamFailed(f"upstream {self.name} answered /apply-template with a prompt that is no text")
+        return prompt
 
     async def _architecture_at(self, model_path: str) -> str:
         """Read once for each file."""
@@ -190,12 +194,7 @@ class LlamaServer(HttpUpstream):
     async def tokens(self, path: str, body: Mapping[str, Any]) -> list[int]:
         """Chat bodies are rendered by the server's own template first; it tokenizes just that text
         (server-context.cpp: add_special and parse_special on)."""
-        rendered = await self.call("POST", "/apply-template", body)
-        asked = {
-            "content": self._part(rendered, "prompt", "/apply-template"),
-            "add_special": True,
-            "parse_special": True,
-        }
+        asked = {"content": await self._rendered(body), "add_special": True, "parse_special": True}
         answer = await self.call("POST", "/tokenize", asked)
         return list(self._part(answer, "tokens", "/tokenize"))
 

@@ -16,6 +16,7 @@ from prefixproxy.backends.llamacpp import LlamaServer
 from prefixproxy.errors import UpstreamUnavailable
 from prefixproxy.facts.flags import read_flags
 from prefixproxy.facts.gather import gather, gather_engine
+from prefixproxy.types import TemplateFacts
 
 pytestmark = pytest.mark.anyio
 
@@ -87,23 +88,52 @@ async def test_nothing_there_is_an_error_in_words() -> None:
         await gather("http://127.0.0.1:9")
 
 
-async def test_a_template_shows_how_it_opens_a_chat_that_the_user_begins(
+async def test_a_template_shows_how_it_opens_a_chat_that_the_user_begins_and_whether_it_renders_tools(
     engine_factory: Callable[..., RunningEngine],
 ) -> None:
     one = engine_factory(parallel=1, ctx=1024)
     server = LlamaServer("local", one.url)
     facts, again = await server.probe(), await server.probe()
-    rendered = await server.call("POST", "/apply-template", {"messages": [{"role": "user", "content": "Hi"}]})
+    chat = {"messages": [{"role": "user", "content": "Hi"}]}
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+    plain = (await server.call("POST", "/apply-template", chat))["prompt"]
+    with_tools = (await server.call("POST", "/apply-template", {**chat, "tools": [tool]}))["prompt"]
     await server.close()
-    assert facts.opening
-    assert rendered["prompt"].startswith(facts.opening + "Hi")
-    assert again.opening == facts.opening
+    assert facts.template.opening
+    assert plain.startswith(facts.template.opening + "Hi")
+    assert (facts.template.shows_tools, plain != with_tools) == (False, False)
+    assert again.template == facts.template
+
+
+async def test_a_template_that_renders_tools_says_so() -> None:
+    async with StubUpstream() as stub:
+        server = LlamaServer("local", stub.url)
+        facts = await server.probe()
+        await server.close()
+    assert facts.template == TemplateFacts(opening="", shows_tools=True)
+
+
+@pytest.mark.parametrize("refused", ["system", "tools"])
+async def test_a_template_that_refuses_some_chats_is_taken_to_render_tools(refused: str) -> None:
+    async def render(exchange: Exchange) -> None:
+        body = exchange.request.json()
+        if refused in (*body, *(message["role"] for message in body["messages"])):
+            await exchange.json(500, {"error": f"no {refused}"})
+        else:
+            await exchange.json(200, {"prompt": f"Answer: {body['messages'][-1]['content']}"})
+
+    async with StubUpstream() as stub:
+        stub.routes["/apply-template"] = render
+        server = LlamaServer("local", stub.url)
+        facts = await server.probe()
+        await server.close()
+    assert facts.template == TemplateFacts(opening="Answer: ", shows_tools=True)
 
 
 @pytest.mark.parametrize(
     ("status", "answer"), [(500, {"error": "no such role"}), (200, ["?"]), (200, {"prompt": None})]
 )
-async def test_a_template_that_refuses_that_opens_with_nothing(status: int, answer: object) -> None:
+async def test_of_a_template_that_refuses_everything_nothing_is_known(status: int, answer: object) -> None:
     async def refuse(exchange: Exchange) -> None:
         await exchange.json(status, answer)
 
@@ -112,4 +142,4 @@ async def test_a_template_that_refuses_that_opens_with_nothing(status: int, answ
         server = LlamaServer("local", stub.url)
         facts = await server.probe()
         await server.close()
-        assert facts.opening == ""
+        assert facts.template == TemplateFacts()

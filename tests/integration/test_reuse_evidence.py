@@ -11,7 +11,7 @@ import pytest
 from running_engine import RunningEngine
 from running_proxy import RunningProxy, running_proxy
 
-from prefixproxy.types import MissReason, RequestRecord
+from prefixproxy.types import Kind, MissReason, RequestRecord
 
 pytestmark = [pytest.mark.anyio, pytest.mark.engine]
 
@@ -67,3 +67,14 @@ async def test_a_model_that_cannot_forget_a_tail_is_found_out(
     assert first.miss_reason is MissReason.COLD_ROOT
     assert [other.cache_n for other in others] == [0, 0], "the briefing was in the slot, and could not be kept"
     assert {other.miss_reason for other in others} == {MissReason.NO_ROLLBACK}
+
+
+async def test_tools_that_the_template_does_not_render_make_no_other_prompt(
+    engine_factory: Callable[..., RunningEngine],
+) -> None:
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+    async with running_proxy(engine_factory(parallel=4, ctx=4 * 1024).url) as running:
+        plain = await asked(running, "Where is sheet 3?")
+        with_tools = await asked(running, "Where is sheet 4?", tools=tools, tool_choice="none")
+    assert (plain.kind, with_tools.kind) == (Kind.ROOT, Kind.FORK)
+    assert with_tools.prompt_tokens == plain.prompt_tokens

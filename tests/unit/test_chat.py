@@ -19,7 +19,7 @@ from prefixproxy.chat import (
     parse_prompt,
 )
 from prefixproxy.prompt import AppendItem, Edit, Message, Opaque, Prompt, Remove, Role, SetText, SetValue, Text
-from prefixproxy.types import Api
+from prefixproxy.types import Api, TemplateFacts
 
 TOOL = {"type": "function", "function": {"name": "run", "description": "Runs.", "parameters": {"type": "object"}}}
 CALL = {"id": "c1", "type": "function", "function": {"name": "run", "arguments": '{"a": 1}'}}
@@ -384,13 +384,13 @@ def test_edits_that_leave_no_prompt_are_an_error() -> None:
         apply_edits(Prompt(Api.CHAT, "", ()), [SetText(("messages", 0), "a")])
 
 
-OPENING = b"<|im_start|>system\nBe helpful.<|im_end|>\n<|im_start|>user\n"
+OPENING = "<|im_start|>system\nBe helpful.<|im_end|>\n<|im_start|>user\n"
 
 
 def test_the_templates_own_opening_stands_in_front_of_a_prompt_that_the_user_begins() -> None:
     prompt = chat(said("user", "Hi"), said("assistant", "Hello"), said("user", "Bye"))
-    plain, form = canonical(prompt), canonical(prompt, OPENING)
-    assert b"".join(form.parts) == OPENING + b"".join(plain.parts)
+    plain, form = canonical(prompt), canonical(prompt, TemplateFacts(OPENING))
+    assert b"".join(form.parts) == OPENING.encode() + b"".join(plain.parts)
     assert [label for label, _, _ in form.segments] == [label for label, _, _ in plain.segments]
     assert form.segments[0][1:] == (0, len(OPENING) + plain.segments[0][2])
     assert form.segments[-1][2] == len(OPENING) + plain.n_bytes
@@ -408,13 +408,22 @@ def test_the_templates_own_opening_stands_in_front_of_a_prompt_that_the_user_beg
     ],
 )
 def test_in_front_of_others_stands_none(prompt: Prompt) -> None:
-    assert canonical(prompt, OPENING) == canonical(prompt)
+    assert canonical(prompt, TemplateFacts(OPENING)) == canonical(prompt)
+
+
+@pytest.mark.parametrize("head", [(), (said("system", "Be brief."),)])
+def test_tools_that_the_template_does_not_render_are_no_part_of_a_prompt(head: tuple[dict[str, Any], ...]) -> None:
+    template = TemplateFacts(OPENING, shows_tools=False)
+    turns = (*head, said("user", "Hi"), said("assistant", "Hello"))
+    plain, with_tools = chat(*turns), chat(*turns, tools=[TOOL])
+    assert canonical(with_tools, template) == canonical(plain, template) == canonical(plain, TemplateFacts(OPENING))
+    assert canonical(with_tools) != canonical(plain)
 
 
 def test_behind_an_opening_a_prompt_is_cut_where_its_text_is() -> None:
     prompt = chat(said("user", "0123456789"), said("assistant", "Hello"))
-    for opening in (b"", OPENING):
-        form = canonical(prompt, opening)
+    for opening in ("", OPENING):
+        form = canonical(prompt, TemplateFacts(opening))
         found = cut_at(prompt, form, form.segments[0][2] - 4)
         assert found is not None
         assert found[0]["messages"][0]["content"] == "012345A"

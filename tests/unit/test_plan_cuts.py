@@ -11,7 +11,7 @@ from prefixproxy.body import Body
 from prefixproxy.plan import Plan, Planner
 from prefixproxy.stabilise.stabiliser import Stabiliser
 from prefixproxy.tools import ToolMemory
-from prefixproxy.types import Api
+from prefixproxy.types import Api, TemplateFacts
 from prefixproxy.volatile.files import load_rules
 
 CALL = {"id": "1", "type": "function", "function": {"name": "write", "arguments": '{"text": "long"}'}}
@@ -27,7 +27,7 @@ CHAT: list[dict[str, Any]] = [
 def planned(messages: list[dict[str, Any]], opening: str = "") -> Plan:
     body = {"messages": messages}
     memories = ToolMemory(99, 1 << 20), AnswerMemory(99, 1 << 20)
-    planner = Planner(Stabiliser(load_rules()), *memories, "off", opening=lambda model: opening)
+    planner = Planner(Stabiliser(load_rules()), *memories, "off", template_of=lambda model: TemplateFacts(opening))
     return planner.plan(Api.CHAT, Body(orjson.dumps(body), body), "r", 0.0)
 
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from prefixproxy.listing import merged
-from prefixproxy.routing import answering, opening, serving
-from prefixproxy.types import Capabilities, UpstreamFacts
+from prefixproxy.routing import answering, serving, template_of
+from prefixproxy.types import Capabilities, TemplateFacts, UpstreamFacts
 
 
 def llama(name: str, *models: str, rank: int = 0) -> UpstreamFacts:
@@ -83,7 +83,8 @@ def test_lists_of_models_are_joined_each_model_once() -> None:
     assert merged([]) is None
 
 
-def test_the_opening_is_that_of_the_model_that_answers() -> None:
-    known = (replace(SMALL, opening="small: "), replace(LARGE, opening="large: "), OLLAMA)
+def test_the_template_is_that_of_the_model_that_answers() -> None:
+    small, large = TemplateFacts("small: "), TemplateFacts("large: ", shows_tools=False)
+    known = (replace(SMALL, template=small), replace(LARGE, template=large), OLLAMA)
     asked = ["small", "big", "tiny", "gpt-4o"]
-    assert [opening(model, known) for model in asked] == ["small: ", "large: ", "", "small: "]
+    assert [template_of(model, known) for model in asked] == [small, large, TemplateFacts(), small]
