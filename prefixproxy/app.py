@@ -70,8 +70,8 @@ EMBEDDED = "embedded"
 NO_ROLLBACK_SHARE = 0.9
 """Of the tokens before a forgotten tail, this share or less was reused: the model's memory cannot be cut back to where
 one likes. Plain attention keeps all of them; checkpoints keep some."""
-_EMBEDDED_FLAGS = Flags(())
-"""Of those that decide about reuse, no setting changes any."""
+_EMBEDDED_FLAGS = Flags((), n_parallel=1)
+"""Of those that decide about reuse, no setting changes any; with any number of slots each has a KV cache of its own."""
 EVENTS_PATH = "/prefixproxy/events"
 MAX_TOOL_SETS, MAX_CALLS, MAX_MEMORY_BYTES = 1024, 16_384, 32 << 20
 

@@ -169,6 +169,8 @@ class Capabilities:
     """Whether a slot can forget the tail of a short prompt and keep the rest; None: not tried, or it did not tell."""
     host_cache: bool | None = None
     """Whether what loses its slot is kept in host memory (`--cache-ram`); None: not known."""
+    clears_idle: bool | None = None
+    """Whether a request that starts clears the slots that are idle (one unified KV pool); None: not known."""
 
 
 @dataclass(frozen=True, slots=True)

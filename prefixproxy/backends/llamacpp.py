@@ -18,7 +18,7 @@ import orjson
 
 from prefixproxy.backends import NO_TASK, NOT_YET, CopyResult, SlotReading, WarmCost
 from prefixproxy.backends.http import HttpUpstream
-from prefixproxy.backends.llamacpp_memory import never_used, rolls_back
+from prefixproxy.backends.llamacpp_memory import clears_idle, never_used, rolls_back, shows_clearing
 from prefixproxy.backends.llamacpp_model import architecture_of
 from prefixproxy.backends.llamacpp_template import template_facts
 from prefixproxy.errors import OtherKind, ProxyError, UpstreamFailed
@@ -29,7 +29,7 @@ _REFUSED_NAME = "no/such.bin"
 _NOT_SUPPORTED = 501
 _SAYS_OF_ITSELF = ("total_slots", "model_alias", "model_path", "build_info", "endpoint_slots")
 _TRIAL_S = 10.0
-"""How long finding out about the memory may keep requests waiting: about 60 tokens, on however slow a machine."""
+"""How long finding out about the memory may keep requests waiting: some 60 tokens, on however slow a machine."""
 _ANY_TOKEN = 0
 """Every vocabulary has it."""
 _COUNTING = {
@@ -66,11 +66,14 @@ class CommandLine(Protocol):
     @property
     def ram_mib(self) -> int: ...
 
+    @property
+    def clears_idle(self) -> bool: ...
+
 
 class LlamaServer(HttpUpstream):
     """A `Backend` over a running llama-server. `build` tells what it was built from where its own answer does not: a
     build from source says "b0-unknown". `shared`: whether anybody else may know its address. `tries`: whether a probe
-    may find out about the memory of a server that nobody has used, which gives it 62 tokens to evaluate. `flags` is
+    may find out about the memory of a server that nobody has used, which gives it 64 tokens to evaluate. `flags` is
     asked for its command line, in a thread, at each probe."""
 
     def __init__(
@@ -90,6 +93,7 @@ class LlamaServer(HttpUpstream):
         self._build = build
         self._flags = flags
         self._rolls_back: dict[str, bool | None] = {}
+        self._clears_idle: bool | None = None
         self._architecture = ("", "")
         self._templates: dict[str, TemplateFacts] = {}
 
@@ -102,6 +106,8 @@ class LlamaServer(HttpUpstream):
         modalities = props.get("modalities") or {}
         flags = await asyncio.to_thread(self._flags)
         tried: dict[int, Usage] = {}
+        if observe and self._tries:
+            await self._try_out(props, tried, tries_clearing=flags is None)
         return UpstreamFacts(
             name=self.name,
             kind="llama-server",
@@ -119,8 +125,9 @@ class LlamaServer(HttpUpstream):
                 tokenize=True,
                 template=True,
                 native=True,
-                rolls_back=await self._asked_once(props, tried) if observe and self._tries else None,
+                rolls_back=self._rolls_back.get(_model_in(props)) if observe and self._tries else None,
                 host_cache=flags.ram_mib != 0 if flags is not None else None,
+                clears_idle=flags.clears_idle if flags is not None else self._clears_idle,
             ),
             multimodal=any(modalities.values()) if isinstance(modalities, dict) else False,
             shared=self._shared,
@@ -154,20 +161,30 @@ class LlamaServer(HttpUpstream):
             self._architecture = model_path, await asyncio.to_thread(architecture_of, model_path)
         return self._architecture[1]
 
-    async def _asked_once(self, props: Mapping[str, Any], tried: dict[int, Usage]) -> bool | None:
-        """Whether memory can be cut back, tried out on a server that nobody has used and that is awake; later probes
-        of the same model get the same answer. What is tried is sent without a slot, so it waits for one that is free
-        and overwrites nothing, whoever else may come in that moment; what that costs is added to `tried`."""
-        model = f"{props.get('model_path')} {props.get('build_info')}"
-        if self._rolls_back.get(model) is None and not props.get("is_sleeping"):
-            self._rolls_back = {model: None}
-            try:
-                async with asyncio.timeout(_TRIAL_S):
-                    if never_used(await self.call("GET", "/slots")):
-                        self._rolls_back = {model: await rolls_back(partial(self._try, tried))}
-            except (ProxyError, TimeoutError, AttributeError, KeyError, TypeError) as failure:
-                log.info("upstream %s: whether memory can be cut back could not be tried: %r", self.name, failure)
-        return self._rolls_back.get(model)
+    async def _try_out(self, props: Mapping[str, Any], tried: dict[int, Usage], *, tries_clearing: bool) -> None:
+        """Whether memory can be cut back, and whether a request that starts clears the idle slots, tried out on a
+        server that nobody has used and that is awake; later probes of the same model get the same answers. What is
+        tried is sent without a slot, so it waits for one that is free and overwrites nothing, whoever else may come in
+        that moment; what that costs is added to `tried`."""
+        model, evaluate = _model_in(props), partial(self._try, tried)
+        if model not in self._rolls_back:
+            self._rolls_back, self._clears_idle = {model: None}, None
+        if props.get("is_sleeping"):
+            return
+        look = partial(self.call, "GET", "/slots")
+        try:
+            async with asyncio.timeout(_TRIAL_S):
+                slots = await look()
+                if not never_used(slots):
+                    shown = shows_clearing(slots)
+                    self._clears_idle = self._clears_idle if shown is None else shown
+                    return
+                if self._rolls_back[model] is None:
+                    self._rolls_back[model] = await rolls_back(evaluate)
+                if tries_clearing and len(slots) > 1:
+                    self._clears_idle = await clears_idle(evaluate, look)
+        except (ProxyError, TimeoutError, AttributeError, KeyError, TypeError) as failure:
+            log.info("upstream %s: what becomes of its slots could not be tried: %r", self.name, failure)
 
     async def _try(self, tried: dict[int, Usage], tokens: Sequence[int]) -> tuple[int, int | None]:
         body = {"prompt": list(tokens), "n_predict": 0, "cache_prompt": True}
@@ -270,6 +287,11 @@ class LlamaServer(HttpUpstream):
         named = [row for row in rows or () if isinstance(row, dict) and "id" in row]
         names = [name for row in named for name in (row["id"], *(row.get("aliases") or ()))]
         return tuple(dict.fromkeys(str(name) for name in names if name))
+
+
+def _model_in(props: Mapping[str, Any]) -> str:
+    """What decides about its memory."""
+    return f"{props.get('model_path')} {props.get('build_info')}"
 
 
 def _reading(slot: Mapping[str, Any]) -> SlotReading:

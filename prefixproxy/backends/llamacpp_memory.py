@@ -1,4 +1,5 @@
-"""Asks an unused llama-server whether its model's memory can be cut back to a prefix.
+"""Asks an unused llama-server whether its model's memory can be cut back to a prefix, and whether a request that
+starts clears the slots that are idle.
 
 Neither /props nor /v1/models names the architecture, so two or three tiny prompts are evaluated, each the beginning of
 the one before with another tail. Plain attention keeps the shared part. A recurrent or hybrid state and a sliding
@@ -16,6 +17,7 @@ FIRST_TOKENS = 32
 KEPT_TOKENS = 18
 """More than half of the first, or the server's RAM cache would have a say."""
 TAIL_TOKENS = 6
+LEAST_EMPTIED = 2
 CHECKPOINT_TOKENS = 4
 """So far before a prompt's end the server takes its last checkpoint."""
 _FIRST_TOKEN = 100
@@ -40,6 +42,28 @@ async def rolls_back(evaluate: Evaluate) -> bool | None:
         case chosen, 0 if chosen == slot and await evaluate(third) == (slot, checkpoint):
             return False
     return None
+
+
+async def clears_idle(evaluate: Evaluate, look: Callable[[], Awaitable[Sequence[Mapping[str, object]]]]) -> bool | None:
+    """Whether a slot is empty once another one has worked; None if the server took the same one twice. `look`: its
+    slots. Two tokens are evaluated."""
+    first, _ = await evaluate([_FIRST_TOKEN])
+    second, _ = await evaluate([_OTHER_TOKEN])
+    left = next((slot.get("n_prompt_tokens") for slot in await look() if slot.get("id") == first), None)
+    return None if first == second or left is None else left == 0
+
+
+def emptied(slots: Sequence[Mapping[str, object]]) -> int:
+    """Slots that have answered and hold nothing now, where at most one holds anything. A server that clears idle slots
+    leaves it at that. Erasing them one by one looks alike, and nobody does that to two of them."""
+    used = [slot for slot in slots if isinstance(task := slot.get("id_task"), int) and task >= 0]
+    empty = [slot for slot in used if slot.get("n_prompt_tokens") == 0 and not slot.get("is_processing")]
+    return len(empty) if len(used) - len(empty) <= 1 and len(empty) >= LEAST_EMPTIED else 0
+
+
+def shows_clearing(slots: Sequence[Mapping[str, object]]) -> bool | None:
+    """What a look at a server that was used tells of it."""
+    return False if len(slots) == 1 else True if emptied(slots) else None
 
 
 def never_used(slots: Sequence[Mapping[str, object]]) -> bool:

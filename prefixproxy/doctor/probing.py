@@ -9,11 +9,11 @@ from typing import Any
 from urllib.parse import quote
 
 from prefixproxy.backends.http import HttpUpstream
-from prefixproxy.backends.llamacpp_memory import never_used
+from prefixproxy.backends.llamacpp_memory import emptied, never_used
 from prefixproxy.demo.prompt import BYTES_PER_TOKEN, briefing
 from prefixproxy.doctor.admission import ASKED_TOKENS, CONTROL_TOKENS, HEADROOM_TOKENS, Answered
 from prefixproxy.doctor.template import Rendered, bodies
-from prefixproxy.doctor.trial import Trial, attempt, emptied
+from prefixproxy.doctor.trial import Trial, attempt
 from prefixproxy.errors import ProxyError, UpstreamFailed
 from prefixproxy.types import Api, Usage
 from prefixproxy.usage import usage_from

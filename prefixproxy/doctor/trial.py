@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 PROMPT_TOKENS = 48
 TAIL_TOKENS = 5
@@ -18,7 +18,6 @@ MOST_SLOTS = 16
 """With more, filling them all to see what the RAM cache kept would take too long."""
 _FIRST_TOKEN, _STEP = 100, 60
 """Any vocabulary has token ids so low, and no prompt starts with them in a row."""
-LEAST_EMPTIED = 2
 LONGEST_WINDOW = 2048
 ENOUGH = 0.75
 """Of a prefix's tokens: a server that reuses it keeps all but the last, or all up to its last checkpoint."""
@@ -66,15 +65,6 @@ class Trial:
             return False if self.restore_failed else None
         expected, given = self.restored
         return given >= ENOUGH * expected
-
-
-def emptied(slots: Sequence[Mapping[str, Any]]) -> int:
-    """What a look at idle slots tells of a server that was used: a unified pool clears every idle slot when another one
-    starts, so all that have answered are empty but the last. Erasing them one by one looks alike, and nobody does that
-    to two of them."""
-    used = [slot for slot in slots if isinstance(slot.get("id_task"), int) and slot["id_task"] >= 0]
-    empty = [slot for slot in used if slot.get("n_prompt_tokens") == 0 and not slot.get("is_processing")]
-    return len(empty) if len(used) - len(empty) <= 1 and len(empty) >= LEAST_EMPTIED else 0
 
 
 async def attempt(server: Server, trial: Trial, n_slots: int, *, can_save: bool, n_swa: int = 0) -> None:

@@ -86,6 +86,11 @@ class Flags:
         """The RAM cache's limit; 0: off, -1: no limit."""
         return DEFAULT_CACHE_RAM_MIB if self.cache_ram_mib is None else self.cache_ram_mib
 
+    @property
+    def clears_idle(self) -> bool:
+        """Whether a request that starts clears the idle slots (`--cache-idle-slots`, server-context.cpp)."""
+        return self.unified and self.cache_idle_slots is not False and self.ram_mib != 0
+
 
 def read_flags(argv: Sequence[str], environment: Mapping[str, str] | None = None) -> Flags:
     """The flags of a command line without its program. A flag wins over its variable, the last of two over the

@@ -36,6 +36,7 @@ def look(
     slots.looked_at, slots.seen_at = asked, now
     _find(server, seen, asked, now, running)
     fresh = [(slot, seen[slot.id.slot]) for slot in slots.slots if slot.id.slot in seen and asked > slot.since]
+    _note_clearing(slots, seen, asked)
     strangers = [slot for slot, row in fresh if row.busy and (slot.idle or slot.ended)]
     # of slots that hold nothing the first one to come free is taken first: as the server clears the first ones for
     # several answers, begin with the last where nothing can be saved before
@@ -59,6 +60,15 @@ def look(
         slots.foreign(slot, now, policy.foreign_quiet_s)
     if slots.pins_confirmed(now):
         slots.confirm = False
+
+
+def _note_clearing(slots: Upstream, seen: Mapping[int, SlotSeen], asked: float) -> None:
+    before = slots.clearing.known
+    for number, row in seen.items():
+        if not row.busy:
+            slots.clearing.see(number, row.task, row.n_tokens, asked)
+    if slots.clearing.known is not before:
+        slots.touch()
 
 
 def _note_decodes(

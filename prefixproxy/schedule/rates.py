@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 EWMA_WEIGHT = 0.3
 ASSUMED_COPY_S = 0.1
+ASSUMED_ANSWER_S = 5.0
 COPY_CALL_S = 0.002
 """What a save or restore costs beside its bytes: one small HTTP exchange."""
 MIN_RATE_TOKENS = 32
@@ -48,6 +49,11 @@ class Rates:
     def kept(self) -> Kept:
         """What was seen to stay in slots."""
         return self.truncated_reuse, self.turn_reuse, self.cut_reuse, self.file_reuse
+
+    @property
+    def expected_answer_s(self) -> float:
+        """How long an answer is expected to take, from its first token on."""
+        return ASSUMED_ANSWER_S if self.answer_s is None else self.answer_s
 
     def kept_share(self, rolls_back: bool | None, being_tried: bool) -> float:
         """What a slot keeps when it forgets a tail; `rolls_back`: as the probe found."""

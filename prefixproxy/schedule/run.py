@@ -73,6 +73,7 @@ class Running:
         self.started_at = now if self.started_at is None else self.started_at
         if first_token and self.first_token_at is None:
             self.first_token_at = now
+        self.server.slots.clearing.started(self.granted_at, now)
         self.server.slots.touch()
         for slot in self.slots:
             slot.started, slot.first_token_at = True, self.first_token_at
@@ -182,8 +183,19 @@ def end(running: Running, finish: Finish, now: float) -> None:
     if settling is not None:
         _end_unseen(running, settling, finish, now)
     slots.several.discard(running.ticket.id)
+    _ask_about_clearing(running, finish, now)
     if slots.observed and copies.may_be_left(running.ticket, finish):
         slots.expect_copies(now, draining_first=not finish.confirmed_idle)
+
+
+def _ask_about_clearing(running: Running, finish: Finish, now: float) -> None:
+    """It takes a look before a request starts, and one after it. A single slot is never idle then."""
+    slots = running.server.slots
+    if finish.ok:
+        slots.clearing.started(running.granted_at, now)
+    if slots.observed and slots.clearing.known is None and len(slots.slots) > 1:
+        slots.poll_soon = True
+        slots.stir()
 
 
 def _end_unseen(running: Running, settling: Settling, finish: Finish, now: float) -> None:

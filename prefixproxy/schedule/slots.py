@@ -20,6 +20,7 @@ from operator import attrgetter
 
 from prefixproxy.prefix import PrefixChain
 from prefixproxy.schedule.census import Census
+from prefixproxy.schedule.clearing import Clearing
 from prefixproxy.schedule.counts import PrefixCounts
 from prefixproxy.schedule.ram import HostCache
 from prefixproxy.schedule.rates import Rates
@@ -34,7 +35,6 @@ UNSTARTED_SETTLE_S = 0.25
 only this long after."""
 ROLLS_BACK_SHARE = 0.75
 """Slots that keep less than this share of a prefix when its tail has to go cannot be cut back."""
-ASSUMED_ANSWER_S = 5.0
 COPIES_S = 30.0
 """A slot that was busy for so long has decoded something."""
 WARY_S = 600.0
@@ -75,6 +75,7 @@ class Upstream:
     draining_first: bool = False
     several: set[TicketId] = field(default_factory=set)
     cleared: Cleared = field(default_factory=Cleared)
+    clearing: Clearing = field(default_factory=Clearing)
     looked_at: float = -inf
     seen_at: float = -inf
     wanted: bool = False
@@ -127,6 +128,8 @@ class Upstream:
             return "the server takes no id_slot"
         if not self.facts.capabilities.observe:
             return "the server does not show its slots"
+        if self.clearing.known:
+            return "each request that starts clears the idle slots (start the server with -np)"
         return "another client uses this upstream" if now < self.foreign_until else ""
 
     def open(self, now: float, recalled: Mapping[int, Held]) -> None:
@@ -147,6 +150,7 @@ class Upstream:
         self.touch()
         self.foreign_until, self.haunted_until, self.copies_until, self.looked_at = -inf, -inf, -inf, -inf
         self.confirm, self.ram = False, HostCache(mib=self.facts.ram_mib)
+        self.clearing = Clearing(self.facts.capabilities.clears_idle)
         if self.facts.capabilities.host_cache is False:
             self.ram.limit = 0
 
@@ -237,6 +241,9 @@ class Upstream:
         for (`Prices.places`)."""
         if not self.census.noting:
             self.ram.start(prompt, slot.held)
+        for other in self.in_state(SlotState.IDLE) if self.clearing.known else ():
+            if other is not slot:
+                self.forget(other, dirty=False)
 
     def reserve(self, slot: Slot, work: Work, root: RootId | None, until: float, now: float) -> None:
         slot.work, slot.root, slot.until, slot.started, slot.ticket, slot.task = work, root, until, False, None, None
@@ -330,14 +337,9 @@ class Upstream:
         """The newest task in each slot where that is known: a newer one came since."""
         return {slot.id.slot: slot.task for slot in self.slots if slot.task is not None}
 
-    @property
-    def answer_s(self) -> float:
-        """How long an answer is expected to take, from its first token on."""
-        return ASSUMED_ANSWER_S if self.rates.answer_s is None else self.rates.answer_s
-
     def remaining_s(self, slot: Slot, rate: float, now: float) -> float:
         """How long the request in a leased slot is expected to run on."""
-        answer_s = self.answer_s
+        answer_s = self.rates.expected_answer_s
         if slot.first_token_at is None:
             return max(0.0, slot.uncached / rate - (now - slot.since)) + answer_s
         return max(answer_s - (now - slot.first_token_at), answer_s / 4)

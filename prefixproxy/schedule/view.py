@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from prefixproxy.schedule.look import poll_at
 from prefixproxy.schedule.plan import Server
 from prefixproxy.schedule.queue import Queue
+from prefixproxy.schedule.rates import ASSUMED_ANSWER_S
 from prefixproxy.schedule.roots import Root
-from prefixproxy.schedule.slots import ASSUMED_ANSWER_S
 from prefixproxy.schedule.types import (
     Policy,
     RejectReason,

@@ -177,7 +177,7 @@ class Waits(Prices):
                 wait_s = server.slots.remaining_s(slot, rate, self.now)
                 if not can_fork:
                     # it cannot be copied: those ahead who wait for the same slot go first
-                    wait_s += self.bound_for.get(slot.id, 0) * server.slots.answer_s
+                    wait_s += self.bound_for.get(slot.id, 0) * server.slots.rates.expected_answer_s
                 cost_s = wait_s + (ticket.n_tokens - reused) / rate
                 if cheapest is None or cost_s < cheapest[0]:
                     cheapest = cost_s, server, slot, wait_s

@@ -17,12 +17,12 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from running_proxy import until_ready
+from running_proxy import running_proxy, until_ready
 from tiny_gguf import model_in, tokenizer_source
 
 from prefixproxy.backends.http import HttpUpstream
@@ -45,6 +45,11 @@ class Way(StrEnum):
     PROXY = "proxy"
     STOCK = "stock, own defaults"  # -np unset: 4 slots over one unified pool, RAM cache on
     SAME_FLAGS = "stock, our flags"  # the very flags of the engine behind the proxy, RAM cache on
+    BEFORE_STOCK = "proxy, own defaults"  # the proxy before a server with its own defaults
+    BEFORE_NP = "proxy, -np alone"  # the same with a number of slots, so with a KV cache for each; nothing can be saved
+
+
+WAYS = (Way.PROXY, Way.STOCK, Way.SAME_FLAGS)
 
 
 class Arrival(StrEnum):
@@ -75,7 +80,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tiny", action="store_true", help="a random-weight model: prefill in milliseconds")
     parser.add_argument("--lanes", default="3,5,8", help="how many lanes, comma-separated (default %(default)s)")
-    parser.add_argument("--ways", default=",".join(way.name.lower() for way in Way), help="default %(default)s")
+    parser.add_argument("--ways", default=",".join(way.name.lower() for way in WAYS), help="default %(default)s")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     given = parser.parse_args()
     lanes = [int(number) for number in given.lanes.split(",")]
@@ -137,11 +142,15 @@ async def serving(model: Path, way: Way) -> AsyncIterator[tuple[str, str]]:
             assert isinstance(backend, LlamaServer)
             yield url, backend.url
         return
-    if way is Way.STOCK:
-        settings = EngineSettings(model, parallel=-1, ctx=N_SLOTS * CTX_SLOT, stock=True, extra=extra)
+    if way is not Way.SAME_FLAGS:
+        settings = replace(settings, parallel=N_SLOTS if way is Way.BEFORE_NP else -1, stock=True)
     async with Engine(settings) as engine:
         await engine.wait_ready(START_TIMEOUT_S)
-        yield engine.url, engine.url
+        if way in (Way.STOCK, Way.SAME_FLAGS):
+            yield engine.url, engine.url
+            return
+        async with running_proxy(engine.url) as running:
+            yield running.url, engine.url
 
 
 def body(number: int, n_lanes: int) -> dict[str, Any]:

@@ -38,7 +38,6 @@ async def test_a_fresh_server_is_tried_and_a_used_one_is_left_alone(
     async with running_proxy(engine.url) as running, httpx.AsyncClient(base_url=engine.url) as straight:
         assert (await capabilities(running.url))["rolls_back"] is expected
         slots = (await straight.get("/slots")).json()
-        assert ["n_prompt_tokens" in slot for slot in slots] == [False, True], "one slot was used, and only one"
 
         later = LlamaServer("later", engine.url)
         try:
@@ -56,8 +55,31 @@ async def test_a_verdict_is_remembered_and_its_cost_told_once(engine_factory: Ca
     finally:
         await server.close()
     assert (first.capabilities.rolls_back, second.capabilities.rolls_back) == (True, True)
-    [usage] = first.tried.values()
-    assert (usage.cached_tokens, usage.evaluated_tokens, second.tried) == (18, 32 + 6, {})
+    assert (first.capabilities.clears_idle, second.capabilities.clears_idle) == (False, False)
+    cost = [(usage.cached_tokens, usage.evaluated_tokens) for usage in first.tried.values()]
+    assert sorted(cost) == [(0, 1), (18, 32 + 6 + 1)]
+    assert second.tried == {}
+
+
+async def test_a_server_with_its_own_defaults_clears_its_idle_slots_and_gets_no_pin(
+    engine_factory: Callable[..., RunningEngine],
+) -> None:
+    """Two roots take turns: each request finds its root in the RAM cache, where a pin would bypass it."""
+    engine = engine_factory(parallel=-1, ctx=4 * 1024, stock=True)
+    roots = [" ".join(f"{name} {n}: shelf {n * 7 % 23}." for n in range(60)) for name in ("Rule", "Thing")]
+    async with running_proxy(engine.url) as running, httpx.AsyncClient(base_url=running.url, timeout=60) as client:
+        assert (await capabilities(running.url))["clears_idle"] is True
+        for n in range(8):
+            messages = [{"role": "system", "content": roots[n % 2]}, {"role": "user", "content": f"Which, {n}?"}]
+            answer = await client.post("/v1/chat/completions", json={"messages": messages, "max_tokens": 2})
+            assert n < 2 or answer.json()["timings"]["cache_n"] > 300, n
+        [upstream] = (await client.get("/prefixproxy/status")).json()["upstreams"]
+        assert "clears the idle slots" in upstream["scheduler"]["unpinned_because"]
+        later = LlamaServer("later", engine.url)
+        try:
+            assert (await later.probe()).capabilities.clears_idle in (True, None)
+        finally:
+            await later.close()
 
 
 @pytest.mark.parametrize(

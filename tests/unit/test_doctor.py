@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from prefixproxy.backends.llamacpp_memory import emptied
 from prefixproxy.doctor.admission import Answered, admission_findings, loops
 from prefixproxy.doctor.checks import llama_server_findings
 from prefixproxy.doctor.evidence import Demand, Evidence, ModelFile
@@ -17,7 +18,7 @@ from prefixproxy.doctor.findings import Finding, Severity, error, worst_first
 from prefixproxy.doctor.ollama import ollama_findings
 from prefixproxy.doctor.show import Examined, Report, as_json, report_lines
 from prefixproxy.doctor.template import FIRST, TOOL_NAME, Rendered, template_findings
-from prefixproxy.doctor.trial import FILE, PROMPT_TOKENS, Trial, attempt, emptied
+from prefixproxy.doctor.trial import FILE, PROMPT_TOKENS, Trial, attempt
 from prefixproxy.facts.flags import read_flags
 from prefixproxy.facts.log import read_log
 from prefixproxy.facts.report import RunFacts

@@ -112,6 +112,20 @@ def test_without_a_number_of_slots_the_pool_is_unified(argv: str, unified: bool)
     assert read_flags(argv.split()).unified is unified
 
 
+@pytest.mark.parametrize(
+    ("argv", "clears"),
+    [
+        ("", True),
+        ("-np 4 -kvu", True),
+        ("-np 4", False),
+        ("-kvu --no-cache-idle-slots", False),
+        ("-np 4 -kvu --cache-ram 0", False),
+    ],
+)
+def test_idle_slots_are_cleared_where_they_share_a_pool_and_go_to_the_ram_cache(argv: str, *, clears: bool) -> None:
+    assert read_flags(argv.split()).clears_idle is clears
+
+
 def test_a_flag_wins_over_its_variable() -> None:
     environment = {"LLAMA_ARG_CACHE_RAM": "0", "LLAMA_ARG_N_PARALLEL": "4", "LLAMA_ARG_KV_UNIFIED": "true"}
     flags = read_flags(["-np", "2"], environment)

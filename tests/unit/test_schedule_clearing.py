@@ -1,0 +1,134 @@
+"""Servers that clear their idle slots whenever a request starts: how that is found out, and what becomes of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from schedule_sim import FULL, facts, request, words
+
+from prefixproxy.schedule.clearing import Clearing
+from prefixproxy.schedule.scheduler import Scheduler
+from prefixproxy.schedule.types import Effect, Finish, Grant, Poll, SlotSeen, Ticket, Warm
+from prefixproxy.types import SlotId, TicketId
+
+OK = Finish(True, 0, 100, 10, 0.5)
+CLEARS = replace(FULL, clears_idle=True)
+A, B, C = (TicketId(name) for name in "abc")
+
+
+def lane(name: str, root: int = 100) -> Ticket:
+    return replace(request(words("root", root), words(name, 40)).ticket, id=TicketId(name))
+
+
+def look(s: Scheduler, now: float, *rows: tuple[int, int], busy: int | None = None) -> list[Effect]:
+    """Each row: tokens in that slot, and its newest task."""
+    seen = {i: SlotSeen(i == busy, None if i == busy else n, task) for i, (n, task) in enumerate(rows)}
+    return s.slots_seen("u", seen, now, now)
+
+
+def ready(clears: bool | None = None) -> Scheduler:
+    s = Scheduler()
+    s.upstream_up(facts(n_slots=2, capabilities=replace(FULL, clears_idle=clears)), -1.0)
+    look(s, -0.1, (0, -1), (0, -1))
+    return s
+
+
+def why(s: Scheduler) -> str:
+    return s.snapshot(99.0).upstreams[0].unpinned_because
+
+
+@pytest.mark.parametrize(
+    ("left", "asked", "known"),
+    [
+        ((7, 0), 4.0, True),
+        ((7, 300), 4.0, False),
+        ((7, 0), 2.5, None),  # the start of the other request was not known yet
+        ((8, 0), 4.0, None),  # something ran in it
+        ((8, 300), 4.0, None),
+        ((None, 0), 4.0, None),
+        ((7, None), 4.0, None),
+    ],
+)
+def test_what_a_slot_keeps_while_another_request_starts_tells(
+    left: tuple[int | None, int | None], asked: float, known: bool | None
+) -> None:
+    clearing = Clearing()
+    clearing.see(0, 7, 300, 1.0)
+    clearing.started(2.0, 3.0)
+    clearing.see(0, *left, asked)
+    assert clearing.known is known
+
+
+def test_a_slot_that_was_empty_before_tells_nothing_nor_does_one_without_a_start() -> None:
+    clearing = Clearing()
+    for asked in (1.0, 4.0):
+        clearing.see(0, 7, 300, asked)
+        clearing.see(1, 6, 0, asked)
+    assert clearing.known is None
+    clearing.started(2.0, 3.0)
+    clearing.see(1, 6, 0, 4.0)
+    assert clearing.known is None
+
+
+def test_the_newest_look_counts() -> None:
+    clearing = Clearing(known=True)
+    clearing.see(0, 7, 300, 1.0)
+    clearing.started(2.0, 3.0)
+    clearing.see(0, 7, 300, 4.0)
+    assert clearing.known is False
+    clearing.started(5.0, 6.0)
+    clearing.see(0, 7, 0, 7.0)
+    assert clearing.known is True
+
+
+def test_nothing_is_pinned_or_warmed_where_it_is_known() -> None:
+    s = Scheduler()
+    s.upstream_up(facts(n_slots=2, capabilities=CLEARS), -1.0)
+    look(s, -0.1, (0, -1), (0, -1))
+    effects = s.submit([lane("a", 5_000), lane("b", 5_000)], 0.0)
+    assert not any(isinstance(effect, Warm) for effect in effects)
+    [grant] = [effect for effect in effects if isinstance(effect, Grant)]
+    assert grant.slot is None
+    assert "clears the idle slots" in why(s)
+    assert not s.snapshot(0.0).upstreams[0].snapshots
+
+
+def test_what_it_cleared_is_not_expected() -> None:
+    s = ready(clears=True)
+    s.submit([lane("a")], 0.0)
+    look(s, 0.1, (0, 5), (0, -1), busy=0)
+    assert s.slot_of(A) == SlotId("u", 0)
+    s.finished(A, OK, 1.0)
+    look(s, 1.1, (110, 5), (0, -1))
+    s.submit([replace(request(words("other", 100), words("b", 40)).ticket, id=B)], 2.0)
+    look(s, 2.1, (0, 5), (0, 6), busy=1)
+    s.finished(B, OK, 3.0)
+    look(s, 3.1, (0, 5), (110, 6))
+    [grant] = [effect for effect in s.submit([lane("c")], 4.0) if isinstance(effect, Grant)]
+    assert (grant.slot, grant.expected_cached) == (None, 0)
+
+
+@pytest.mark.parametrize("left", [0, 110])
+def test_it_shows_between_the_first_two_requests_whether_a_server_does_it(left: int) -> None:
+    s = ready()
+    s.submit([lane("a")], 0.0)
+    first = s.slot_of(A)
+    assert first is not None
+    other = 1 - first.slot
+    asked = s.finished(A, OK, 1.0)
+    assert any(isinstance(effect, Poll) for effect in asked)
+
+    def rows(a: tuple[int, int], b: tuple[int, int]) -> list[tuple[int, int]]:
+        return [a, b] if first is not None and first.slot == 0 else [b, a]
+
+    look(s, 1.1, *rows((110, 5), (0, -1)))
+    s.submit([replace(request(words("other", 100), words("b", 40)).ticket, id=B)], 2.0)
+    assert s.slot_of(B) == SlotId("u", other)
+    assert any(isinstance(effect, Poll) for effect in s.finished(B, OK, 3.0))
+    assert not why(s)
+    look(s, 3.1, *rows((left, 5), (110, 6)))
+    assert bool(why(s)) is (left == 0)
+    if left:
+        s.submit([replace(request(words("third", 100), words("c", 40)).ticket, id=C)], 4.0)
+        assert not any(isinstance(effect, Poll) for effect in s.finished(C, OK, 5.0)), "it is known by now"
