@@ -24,7 +24,7 @@ from prefixproxy.types import Api, Relocation, TemplateFacts
 
 Mode = Literal["apply", "observe", "off"]
 
-TEMPLATE_SWITCHES = ("chat_template_kwargs", "reasoning_effort")
+KWARGS, EFFORT = "chat_template_kwargs", "reasoning_effort"
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,8 +183,9 @@ class Planner:
             relocations, family, conversation = done.relocations, done.family, done.conversation
             if mode == "apply":
                 edits, prompt = [*steadied, *done.edits], done.prompt
-        form = canonical(prompt, self._template_of(prompt.model))
-        chain = chain_of(form.parts, salt=_salt(self._answering(prompt.model), body))
+        template = self._template_of(prompt.model)
+        form = canonical(prompt, template)
+        chain = chain_of(form.parts, salt=_salt(self._answering(prompt.model), body, template))
         head_blocks = blocks_within(form.head_bytes)
         return Plan(
             api=api,
@@ -205,11 +206,16 @@ class Planner:
         return (*tools.apply(prompt), *self.answers.apply(prompt), *returned(prompt))
 
 
-def _salt(answering: str, body: Body) -> bytes:
+def _salt(answering: str, body: Body, template: TemplateFacts) -> bytes:
     """What changes the rendered prompt at its very front without standing in it: the model, and the template's own
     switches. `tool_choice` and the like stay out: most templates do not render them, and one conversation uses many."""
     model = answering.encode("utf-8", "surrogatepass")
-    switches = {key: body.data[key] for key in TEMPLATE_SWITCHES if body.data.get(key) is not None}
+    kwargs, effort = body.data.get(KWARGS), body.data.get(EFFORT)
+    if isinstance(kwargs, dict):
+        kwargs = {name: value for name, value in kwargs.items() if template.heeds(name, value)}
+    switches = {KWARGS: kwargs} if kwargs else {}
+    if effort is not None and template.heeds(EFFORT, effort):
+        switches[EFFORT] = effort
     return model + b"\0" + json_bytes(switches) if switches else model
 
 

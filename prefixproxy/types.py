@@ -178,11 +178,20 @@ class TemplateFacts:
     """What a chat template makes of a prompt beside its messages.
 
     `opening`: what it puts in front of a user's message that is the first one: a system text of its own, often with
-    today's date, and the role. `shows_tools`: whether tools change the prompt.
+    today's date, and the role. `shows_tools`: whether tools change the prompt. `names`: every name in it, None if it is
+    not known. `late`: switches that, on or off, change nothing before the end of the last message.
     """
 
     opening: str = ""
     shows_tools: bool = True
+    names: frozenset[str] | None = None
+    late: frozenset[str] = frozenset()
+
+    def heeds(self, switch: str, value: object) -> bool:
+        """Whether a switch of the template may change the prompt before its end."""
+        if self.names is not None and switch not in self.names:
+            return False
+        return not (switch in self.late and isinstance(value, bool))
 
 
 @dataclass(frozen=True, slots=True)

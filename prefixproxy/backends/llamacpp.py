@@ -132,7 +132,7 @@ class LlamaServer(HttpUpstream):
             multimodal=any(modalities.values()) if isinstance(modalities, dict) else False,
             shared=self._shared,
             architecture=await self._architecture_at(str(props.get("model_path") or "")),
-            template=await self._facts_of(str(props.get("chat_template"))),
+            template=await self._facts_of(_template_in(props)),
             ram_mib=flags.ram_mib if flags is not None else 0,
             kv_types=flags.kv_types if flags is not None else None,
             never_reuses=flags is not None and flags.cache_prompt is False,
@@ -143,7 +143,7 @@ class LlamaServer(HttpUpstream):
         """Asked once for each template that answers; that of the last probe is kept."""
         if template not in self._templates:
             try:
-                self._templates = {template: await template_facts(self._rendered)}
+                self._templates = {template: await template_facts(self._rendered, template)}
             except ProxyError as failure:
                 log.info("upstream %s: its chat template could not be asked: %r", self.name, failure)
                 return TemplateFacts()
@@ -287,6 +287,12 @@ class LlamaServer(HttpUpstream):
         named = [row for row in rows or () if isinstance(row, dict) and "id" in row]
         names = [name for row in named for name in (row["id"], *(row.get("aliases") or ()))]
         return tuple(dict.fromkeys(str(name) for name in names if name))
+
+
+def _template_in(props: Mapping[str, Any]) -> str:
+    """The source of its chat template, and of the one for tools where that is another."""
+    sources = (props.get("chat_template"), props.get("chat_template_tool_use"))
+    return "\n".join(source for source in sources if isinstance(source, str))
 
 
 def _model_in(props: Mapping[str, Any]) -> str:

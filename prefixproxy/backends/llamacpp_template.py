@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -13,6 +14,12 @@ Render = Callable[[Mapping[str, Any]], Awaitable[str]]
 
 _QUESTION = {"role": "user", "content": "the words of the user"}
 _CHATS = ([_QUESTION], [{"role": "system", "content": "the words of the system"}, _QUESTION])
+_ANSWER = {"role": "assistant", "reasoning_content": "thoughts", "content": "the words of the assistant"}
+_LAST_WORDS = "the last words of the user"
+_TALK = [*_CHATS[1], _ANSWER, {"role": "user", "content": _LAST_WORDS}]
+_SWITCHES = ("enable_thinking", "thinking")
+"""What most templates that can think call it. Many of them heed it in what they write behind the last message alone."""
+_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _TOOL = {
     "type": "function",
     "function": {
@@ -23,13 +30,16 @@ _TOOL = {
 }
 
 
-async def template_facts(render: Render) -> TemplateFacts:
-    """Raises what `render` raises for a chat that the user begins. A template that refuses tools, or a system text, is
-    taken to render tools."""
+async def template_facts(render: Render, source: str) -> TemplateFacts:
+    """`source`: its text, "" if that is not known. Raises what `render` raises for a chat that the user begins. A
+    template that refuses tools, or a system text, is taken to render tools."""
+    names = frozenset(_NAME.findall(source)) or None
     begun = await render({"messages": _CHATS[0]})
     return TemplateFacts(
         opening=begun[: max(0, begun.find(_QUESTION["content"]))],
         shows_tools=await _shows_tools(render),
+        names=names,
+        late=frozenset([name for name in _SWITCHES if name in (names or ()) and await _is_late(render, name)]),
     )
 
 
@@ -43,3 +53,14 @@ async def _shows_tools(render: Render) -> bool:
     except UpstreamFailed:
         return True
     return False
+
+
+async def _is_late(render: Render, switch: str) -> bool:
+    """Whether a conversation is the same prompt up to its last words, with the switch on, off, or left alone."""
+    try:
+        prompts = [await render({"messages": _TALK})]
+        prompts += [await render({"messages": _TALK, "chat_template_kwargs": {switch: on}}) for on in (True, False)]
+    except UpstreamFailed:
+        return False
+    heads = {prompt.partition(_LAST_WORDS)[0] for prompt in prompts if _LAST_WORDS in prompt}
+    return len(heads) == 1 and all(_LAST_WORDS in prompt for prompt in prompts)

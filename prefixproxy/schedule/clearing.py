@@ -18,13 +18,17 @@ class Left(NamedTuple):
 
 @dataclass(slots=True)
 class Clearing:
-    """`known`: what a probe or two looks told, lastly. `started_at`: when the newest request was sent of those known to
+    """`known`: what two looks told, lastly. `started_at`: when the newest request was sent of those known to
     have started, `told_at`: when that was known. `left`: by the number of the slot."""
 
     known: bool | None = None
     started_at: float = -inf
     told_at: float = -inf
     left: dict[int, Left] = field(default_factory=dict)
+
+    def seen_or(self, probed: bool | None) -> bool | None:
+        """What looks told, else what a probe did."""
+        return probed if self.known is None else self.known
 
     def started(self, sent: float, now: float) -> None:
         """A request that was `sent` then has started."""

@@ -98,6 +98,8 @@ class Index:
             return
         for first, number in sorted(census.roots):
             self.changes.note((first,), number)
+        for slot in census.slots.values():
+            self._leave(slot)
         for (number, root), chain in census.saved.items():
             self.changes.note(chain.hashes, None)
             if number in self.numbers:
@@ -183,19 +185,28 @@ class Index:
             if row.slot.number // MOST_SLOTS == number and row.slot.held.chain.digest == chain.digest:
                 self._census.note(row.slot)  # whether a file holds all of it
 
-    def _follow(self, slot: Slot) -> None:
-        shelf, row = self.shelves.get(slot.number // MOST_SLOTS), self._rows.get(slot.number)
-        live = shelf is not None and shelf.server.slots.slot(slot.id) is slot
-        blocks = slot.held.chain.hashes
-        self.changes.note(blocks, slot)
-        if row is not None and row.blocks[:1] != blocks[:1]:
+    def _leave(self, slot: Slot) -> None:
+        """Slots that hold something else leave the tree before anything is put there: nodes that are split price all
+        rows below them, by what their slots hold now."""
+        row, blocks = self._rows.get(slot.number), slot.held.chain.hashes
+        if row is None:
+            return
+        if row.blocks[:1] != blocks[:1]:
             self.changes.note(row.blocks, slot)
-        if row is not None and (not live or row.slot is not slot or row.blocks is not blocks):
+        if row.slot is not slot or row.blocks is not blocks or self._shelf_of(slot) is None:
             self.tree.take(row)
             del self._rows[slot.number]
-            row = None
+
+    def _shelf_of(self, slot: Slot) -> Shelf | None:
+        """None if its upstream has gone, or has other slots now."""
+        shelf = self.shelves.get(slot.number // MOST_SLOTS)
+        return shelf if shelf is not None and shelf.server.slots.slot(slot.id) is slot else None
+
+    def _follow(self, slot: Slot) -> None:
+        shelf, row, blocks = self._shelf_of(slot), self._rows.get(slot.number), slot.held.chain.hashes
+        self.changes.note(blocks, slot)
         self._census.touched.add(slot.number // MOST_SLOTS)
-        if shelf is None or not live or slot.number // MOST_SLOTS in self.odd:
+        if shelf is None or slot.number // MOST_SLOTS in self.odd:
             return
         if row is None:
             row = self._rows[slot.number] = Row(slot, self.tree.obtain(blocks), blocks)

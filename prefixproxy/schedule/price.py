@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from prefixproxy.prefix import bytes_of
 from prefixproxy.schedule.counts import PrefixCounts
 from prefixproxy.schedule.fleet import Fleet
 from prefixproxy.schedule.index import Index
@@ -87,6 +88,9 @@ class Prices:
         if held.cuts and not server.slots.rolls_back:
             share = server.slots.rates.cut_share(can_fork and server.slots.trying is not None)
             return int(kept_by_cut(ticket, held, blocks) * share)
+        facts = server.slots.facts
+        if not facts.capabilities.rolls_back and bytes_of(blocks) <= len(facts.template.opening):
+            return 0  # what every chat begins with: no miss would tell that so little is not kept
         return int(tokens_of(ticket, blocks) * server.slots.kept_share(can_fork))
 
     def places(self, waiting: Waiting, server: Server) -> list[Place]:

@@ -149,7 +149,8 @@ def lease(
 
 def settle(server: Server, ticket: Ticket, need: int, now: float, likely: Slot | None = None) -> Running:
     """Let the server choose `need` of its idle slots; one answer goes where most of its prompt is (`likely`)."""
-    server.slots.settling = Settling(ticket.id, need, now, tenant=ticket.tenant, before=server.slots.tasks())
+    tasks = {slot.id.slot: slot.task for slot in server.slots.slots if slot.task is not None}
+    server.slots.settling = Settling(ticket.id, need, now, tenant=ticket.tenant, before=tasks)
     server.slots.poll_soon = True
     if ticket.n_seqs > 1:
         server.slots.several.add(ticket.id)
@@ -193,7 +194,7 @@ def _ask_about_clearing(running: Running, finish: Finish, now: float) -> None:
     slots = running.server.slots
     if finish.ok:
         slots.clearing.started(running.granted_at, now)
-    if slots.observed and slots.clearing.known is None and len(slots.slots) > 1:
+    if slots.observed and slots.clears_idle is None and len(slots.slots) > 1:
         slots.poll_soon = True
         slots.stir()
 

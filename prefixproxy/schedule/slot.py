@@ -182,8 +182,9 @@ def left_over(slot: Slot, n_tokens: int | None) -> Held:
         return before.cut(before.chain.common_blocks(held.chain), 0)
     if not slot.started and n_tokens == before.tokens:
         return before
-    if n_tokens >= held.prompt_tokens:
-        return Held(held.chain, held.prompt_tokens, n_tokens, held.cuts)
+    if n_tokens >= held.prompt_tokens or (n_tokens and slot.first_token_at is not None):
+        # a prompt that was answered is there as a whole, so it has fewer tokens than was estimated
+        return Held(held.chain, min(held.prompt_tokens, n_tokens), n_tokens, held.cuts)
     share = len(held.chain.hashes)
     while share and held.tokens_at(share) > 0.98 * n_tokens:
         share -= 1

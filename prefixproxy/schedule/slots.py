@@ -117,6 +117,11 @@ class Upstream:
         return self.kept_share(can_fork=False) >= ROLLS_BACK_SHARE
 
     @property
+    def clears_idle(self) -> bool | None:
+        """Whether a request that starts clears the idle slots; None if that is not known."""
+        return self.clearing.seen_or(self.facts.capabilities.clears_idle)
+
+    @property
     def turn_share(self) -> float:
         """The share of a prompt that stays when only the answer behind it has to go. Hoped to be all until one was
         measured: llama-server takes a checkpoint four tokens before the end where slots cannot be cut back."""
@@ -128,7 +133,7 @@ class Upstream:
             return "the server takes no id_slot"
         if not self.facts.capabilities.observe:
             return "the server does not show its slots"
-        if self.clearing.known:
+        if self.clears_idle:
             return "each request that starts clears the idle slots (start the server with -np)"
         return "another client uses this upstream" if now < self.foreign_until else ""
 
@@ -150,7 +155,7 @@ class Upstream:
         self.touch()
         self.foreign_until, self.haunted_until, self.copies_until, self.looked_at = -inf, -inf, -inf, -inf
         self.confirm, self.ram = False, HostCache(mib=self.facts.ram_mib)
-        self.clearing = Clearing(self.facts.capabilities.clears_idle)
+        self.clearing = Clearing()
         if self.facts.capabilities.host_cache is False:
             self.ram.limit = 0
 
@@ -241,7 +246,7 @@ class Upstream:
         for (`Prices.places`)."""
         if not self.census.noting:
             self.ram.start(prompt, slot.held)
-        for other in self.in_state(SlotState.IDLE) if self.clearing.known else ():
+        for other in self.in_state(SlotState.IDLE) if self.clears_idle else ():
             if other is not slot:
                 self.forget(other, dirty=False)
 
@@ -333,10 +338,6 @@ class Upstream:
             self.forget(slot)
         slot.dirty = n_tokens > 0
 
-    def tasks(self) -> Mapping[int, int]:
-        """The newest task in each slot where that is known: a newer one came since."""
-        return {slot.id.slot: slot.task for slot in self.slots if slot.task is not None}
-
     def remaining_s(self, slot: Slot, rate: float, now: float) -> float:
         """How long the request in a leased slot is expected to run on."""
         answer_s = self.rates.expected_answer_s
@@ -395,6 +396,5 @@ class Upstream:
             self.evicted = True
 
 
-_OPEN = (SlotState.IDLE, SlotState.FOREIGN)
-"""A request could be sent there now."""
+_OPEN = (SlotState.IDLE, SlotState.FOREIGN)  # a request could be sent there now
 _number = attrgetter("number")

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import run_state_machine_as_test
-from schedule_sim import FULL, SimServer
+from schedule_sim import FULL, SimServer, facts, words
 from test_schedule_machine import Machine
 
 from prefixproxy.prefix import blocks_within
@@ -26,7 +26,7 @@ from prefixproxy.schedule.place import Placement
 from prefixproxy.schedule.plan import Decision, Group, Hold, Server, Standing
 from prefixproxy.schedule.queue import Waiting
 from prefixproxy.schedule.scheduler import Scheduler
-from prefixproxy.schedule.slot import Slot
+from prefixproxy.schedule.slot import Held, Slot
 from prefixproxy.schedule.slots import REUSE_CHANCE, REUSE_HALF_LIFE_S, Upstream
 from prefixproxy.schedule.tree import Row
 from prefixproxy.schedule.types import Effect, Policy, Ticket
@@ -247,6 +247,11 @@ class Twin:
     def __repr__(self) -> str:
         return repr(self.indexed)
 
+    def upstream_up(self, facts: UpstreamFacts, *more: object) -> object:
+        """A large fleet does not count on a server's RAM cache, whatever is seen of one."""
+        without = replace(facts.capabilities, host_cache=False)
+        return self.__getattr__("upstream_up")(replace(facts, capabilities=without), *more)
+
     def __getattr__(self, name: str) -> Callable[..., object]:
         def both(*arguments: object) -> object:
             mine, its = (getattr(each, name)(*arguments) for each in (self.indexed, self.looking))
@@ -384,3 +389,22 @@ def test_few_of_many_slots_are_priced(monkeypatch: pytest.MonkeyPatch) -> None:
     play(Load("mixed", 1, 1000, 1, 100.0, 200_000.0), Fleet(), 600)
     assert len(priced) > 500
     assert sorted(priced)[int(0.95 * len(priced))] < 80
+
+
+def test_slots_that_change_at_once_are_priced_by_what_they_hold_now() -> None:
+    """One leaves a node that another one splits."""
+    fleet, policy = Fleet(few_slots=0), Policy()
+    upstream = fleet.obtain(facts(n_slots=3)).slots
+    upstream.open(0.0, {})
+    for slot in upstream.slots:
+        upstream.drained(slot, 0, 0.0)
+    fleet.changed()
+    one, other = (words("root", 640) + words(name, 640) for name in "ab")
+    for slot in upstream.slots[1:]:
+        upstream.hold(slot, Held(one.chain(), 1280, 1300))
+    assert fleet.index(policy) is not None
+    upstream.hold(upstream.slots[0], Held(other.chain(), 1280, 1300))
+    upstream.forget(upstream.slots[1])
+    index = fleet.index(policy)
+    assert index is not None
+    assert [slot.id.slot for slot in index.tree.path(one.chain().hashes)[-1][1].slots()] == [2]

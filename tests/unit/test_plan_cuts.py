@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import orjson
+import pytest
 
 from prefixproxy.answers import AnswerMemory
 from prefixproxy.body import Body
@@ -24,10 +25,14 @@ CHAT: list[dict[str, Any]] = [
 ]
 
 
-def planned(messages: list[dict[str, Any]], opening: str = "") -> Plan:
-    body = {"messages": messages}
+def planned(messages: list[dict[str, Any]], opening: str = "", **more: Any) -> Plan:
+    return planned_by(TemplateFacts(opening), messages, **more)
+
+
+def planned_by(template: TemplateFacts, messages: list[dict[str, Any]], **more: Any) -> Plan:
+    body = {"messages": messages, **more}
     memories = ToolMemory(99, 1 << 20), AnswerMemory(99, 1 << 20)
-    planner = Planner(Stabiliser(load_rules()), *memories, "off", template_of=lambda model: TemplateFacts(opening))
+    planner = Planner(Stabiliser(load_rules()), *memories, "off", template_of=lambda model: template)
     return planner.plan(Api.CHAT, Body(orjson.dumps(body), body), "r", 0.0)
 
 
@@ -63,3 +68,23 @@ def test_two_prompts_that_the_user_begins_share_what_the_template_opens_them_wit
     assert planned(one, opening).chain.common_blocks(planned(other, opening).chain) == len(opening) // 64
     assert planned(one, opening).chain.common_blocks(planned(CHAT, opening).chain) == 0
     assert planned([*one, *CHAT[2:]], opening).chain.goes_on(planned(one, opening).chain)
+
+
+@pytest.mark.parametrize(
+    ("switches", "apart"),
+    [
+        ({"chat_template_kwargs": {"enable_thinking": False}}, False),
+        ({"chat_template_kwargs": {"enable_thinking": "no"}}, True),
+        ({"chat_template_kwargs": {"unheard_of": 1}}, False),
+        ({"chat_template_kwargs": {"date_string": "30 Nov 2026", "unheard_of": 1}}, True),
+        ({"chat_template_kwargs": "?"}, True),
+        ({"reasoning_effort": "low"}, False),
+    ],
+)
+def test_switches_that_the_template_does_not_heed_keep_no_prompts_apart(
+    switches: dict[str, Any], *, apart: bool
+) -> None:
+    known = TemplateFacts(names=frozenset({"enable_thinking", "date_string"}), late=frozenset({"enable_thinking"}))
+    switched, plain = planned_by(known, CHAT, **switches), planned_by(known, CHAT)
+    assert (switched.chain != plain.chain) is apart
+    assert planned(CHAT, **switches).chain != planned(CHAT).chain, "of an unknown template any switch may be heeded"

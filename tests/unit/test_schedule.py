@@ -425,9 +425,25 @@ def test_a_slot_whose_client_left_is_free_when_it_is_seen_idle() -> None:
     s.submit([lane(0, SHORT)], 0.0)
     s.started(TicketId("a"), 0.1)
     assert s.finished(TicketId("a"), Finish(False, confirmed_idle=False), 1.0) == [Poll("u")]
-    assert s.submit([lane(1, SHORT)], 1.05) == []
+    assert s.submit([lane(1, SHORT)], 1.005) == []
     assert seen(s, 1.2, busy=[0], n=1) == [Poll("u")]
     assert granted(seen(s, 1.4, n=1, n_tokens=50)) == [("b", slot(0))]
+
+
+def test_it_is_looked_for_soon_and_then_less_and_less_often() -> None:
+    s = ready(n_slots=1)
+    s.submit([lane(0, SHORT)], 0.0)
+    s.started(TicketId("a"), 0.1)
+    now, waits = 1.0, list[float]()
+    assert s.finished(TicketId("a"), Finish(False, confirmed_idle=False), now) == [Poll("u")]
+    while len(waits) < 7:
+        seen(s, now, busy=[0], n=1)
+        wake = s.next_wake()
+        assert wake is not None
+        waits.append(wake - now)
+        now = wake
+        assert s.tick(now) == [Poll("u")]
+    assert waits == pytest.approx([0.01, 0.01, 0.02, 0.04, 0.08, 0.1, 0.1])
 
 
 def test_a_look_asked_for_before_the_client_left_proves_nothing() -> None:

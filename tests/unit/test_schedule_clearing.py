@@ -72,14 +72,15 @@ def test_a_slot_that_was_empty_before_tells_nothing_nor_does_one_without_a_start
 
 
 def test_the_newest_look_counts() -> None:
-    clearing = Clearing(known=True)
+    clearing = Clearing()
+    assert (clearing.seen_or(None), clearing.seen_or(True)) == (None, True)
     clearing.see(0, 7, 300, 1.0)
     clearing.started(2.0, 3.0)
     clearing.see(0, 7, 300, 4.0)
-    assert clearing.known is False
+    assert clearing.seen_or(True) is False
     clearing.started(5.0, 6.0)
     clearing.see(0, 7, 0, 7.0)
-    assert clearing.known is True
+    assert clearing.seen_or(False) is True
 
 
 def test_nothing_is_pinned_or_warmed_where_it_is_known() -> None:
@@ -132,3 +133,10 @@ def test_it_shows_between_the_first_two_requests_whether_a_server_does_it(left: 
     if left:
         s.submit([replace(request(words("third", 100), words("c", 40)).ticket, id=C)], 4.0)
         assert not any(isinstance(effect, Poll) for effect in s.finished(C, OK, 5.0)), "it is known by now"
+
+
+def test_a_later_probe_may_tell() -> None:
+    s = ready()
+    assert not why(s)
+    s.upstream_up(facts(n_slots=2, capabilities=CLEARS), 1.0)
+    assert "clears the idle slots" in why(s)

@@ -29,7 +29,7 @@ from prefixproxy.schedule.types import (
 )
 from prefixproxy.simulate.run import Request
 from prefixproxy.simulate.text import Text
-from prefixproxy.types import TicketId
+from prefixproxy.types import TemplateFacts, TicketId
 
 CANNOT_CUT = replace(FULL, rolls_back=False)
 N_TURNS, N_CONVERSATIONS, N_ROOTS = 3, 12, 3
@@ -393,3 +393,17 @@ def test_a_file_that_cannot_be_cut_back_says_nothing_of_slots(truncated: bool) -
     judge(running, Finish(True, 0, 440, 10, 0.5))
     assert (server.slots.rates.file_reuse, server.slots.rates.truncated_reuse) == (0.0, None)
     assert root.snapshot is None
+
+
+@pytest.mark.parametrize(("opening", "reason"), [("", Reason.RESIDENT), ("x" * 128, Reason.EMPTY_SLOT)])
+def test_what_the_template_opens_every_chat_with_is_not_counted_on_where_memory_may_not_be_cut_back(
+    opening: str, reason: Reason
+) -> None:
+    """What lies in the slot is in a file already, so it costs nothing to displace it."""
+    server = SimServer(facts(n_slots=2, template=TemplateFacts(opening)))
+    sim = Sim([server])
+    for name in "aab":
+        sim.submit(sim.now + 0.1, request(words("opening", 32), words(name, 800), head=0, at=sim.now))
+        sim.run()
+    grants = [effect for effect in sim.effects if isinstance(effect, Grant)]
+    assert grants[-1].reason is reason

@@ -53,6 +53,13 @@ def test_what_is_left_of_a_request_that_was_cut_off(n_tokens: int, expected: Hel
     assert left_over(slot, n_tokens) == expected
 
 
+@pytest.mark.parametrize(("n_tokens", "expected"), [(600, Held(held("tail").chain, 600, 600)), (0, NOTHING)])
+def test_of_a_prompt_that_was_answered_all_is_left_whatever_was_estimated(n_tokens: int, expected: Held) -> None:
+    slot = leased(upstream(), held("tail"))
+    slot.started, slot.first_token_at = True, 2.0
+    assert left_over(slot, n_tokens) == expected
+
+
 def test_a_prefill_cut_off_halfway_left_its_front() -> None:
     slot = leased(upstream(), held("tail"))
     slot.started = True
