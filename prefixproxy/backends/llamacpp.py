@@ -73,7 +73,7 @@ class CommandLine(Protocol):
 class LlamaServer(HttpUpstream):
     """A `Backend` over a running llama-server. `build` tells what it was built from where its own answer does not: a
     build from source says "b0-unknown". `shared`: whether anybody else may know its address. `tries`: whether a probe
-    may find out about the memory of a server that nobody has used, which gives it 64 tokens to evaluate. `flags` is
+    may find out about the memory of a server that nobody has used, which costs it up to 69 tokens. `flags` is
     asked for its command line, in a thread, at each probe."""
 
     def __init__(
@@ -182,7 +182,7 @@ class LlamaServer(HttpUpstream):
                 if self._rolls_back[model] is None:
                     self._rolls_back[model] = await rolls_back(evaluate)
                 if tries_clearing and len(slots) > 1:
-                    self._clears_idle = await clears_idle(evaluate, look)
+                    self._clears_idle = await clears_idle(evaluate, look, tried, len(slots))
         except (ProxyError, TimeoutError, AttributeError, KeyError, TypeError) as failure:
             log.info("upstream %s: what becomes of its slots could not be tried: %r", self.name, failure)
 

@@ -11,13 +11,13 @@ is concluded there.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
 FIRST_TOKENS = 32
 KEPT_TOKENS = 18
 """More than half of the first, or the server's RAM cache would have a say."""
 TAIL_TOKENS = 6
-LEAST_EMPTIED = 2
+LEAST_EMPTIED, MOST_TRIED = 2, 8
 CHECKPOINT_TOKENS = 4
 """So far before a prompt's end the server takes its last checkpoint."""
 _FIRST_TOKEN = 100
@@ -44,13 +44,26 @@ async def rolls_back(evaluate: Evaluate) -> bool | None:
     return None
 
 
-async def clears_idle(evaluate: Evaluate, look: Callable[[], Awaitable[Sequence[Mapping[str, object]]]]) -> bool | None:
-    """Whether a slot is empty once another one has worked; None if the server took the same one twice. `look`: its
-    slots. Two tokens are evaluated."""
-    first, _ = await evaluate([_FIRST_TOKEN])
-    second, _ = await evaluate([_OTHER_TOKEN])
+async def clears_idle(
+    evaluate: Evaluate,
+    look: Callable[[], Awaitable[Sequence[Mapping[str, object]]]],
+    used: Collection[int],
+    n_slots: int,
+) -> bool | None:
+    """Whether a slot is empty once another one has worked; None if the server took the same one again.
+
+    `used`: the slots of an earlier trial, `look`: all. One token is evaluated in each other slot, or in one of many. The
+    server takes the slot left alone for longest, so it goes on with the one it would have begun with.
+    """
+    tried = dict.fromkeys(used)
+    for token in range(_OTHER_TOKEN, _OTHER_TOKEN + n_slots):
+        if len(tried) >= (n_slots if n_slots <= MOST_TRIED else LEAST_EMPTIED):
+            break
+        slot, _ = await evaluate([token])
+        tried[slot] = None
+    first = next(iter(tried))
     left = next((slot.get("n_prompt_tokens") for slot in await look() if slot.get("id") == first), None)
-    return None if first == second or left is None else left == 0
+    return None if len(tried) < LEAST_EMPTIED or left is None else left == 0
 
 
 def emptied(slots: Sequence[Mapping[str, object]]) -> int:

@@ -57,7 +57,7 @@ async def test_a_verdict_is_remembered_and_its_cost_told_once(engine_factory: Ca
     assert (first.capabilities.rolls_back, second.capabilities.rolls_back) == (True, True)
     assert (first.capabilities.clears_idle, second.capabilities.clears_idle) == (False, False)
     cost = [(usage.cached_tokens, usage.evaluated_tokens) for usage in first.tried.values()]
-    assert sorted(cost) == [(0, 1), (18, 32 + 6 + 1)]
+    assert sorted(cost) == [(0, 1), (18, 32 + 6)]
     assert second.tried == {}
 
 

@@ -92,14 +92,26 @@ def test_a_server_counts_as_unused_only_if_no_slot_ever_ran_anything(
 
 @pytest.mark.parametrize(("left", "clears"), [(0, True), (1, False), (None, None)])
 def test_a_slot_that_is_empty_once_another_one_worked_was_cleared(left: int | None, clears: bool | None) -> None:
-    server = Server(anywhere, slots=(0, 2, 2))
-    slots: list[Mapping[str, object]] = [{"id": 0, "n_prompt_tokens": left}, {"id": 2}]
+    server = Server(anywhere, slots=(2, 1, 0))
+    slots: list[Mapping[str, object]] = [{"id": 0}, {"id": 2, "n_prompt_tokens": left}]
 
     async def look() -> Sequence[Mapping[str, object]]:
         return slots
 
-    assert asyncio.run(clears_idle(server.evaluate, look)) is clears
-    assert asyncio.run(clears_idle(Server(anywhere, slots=(0,)).evaluate, look)) is None
+    assert asyncio.run(clears_idle(server.evaluate, look, [], 3)) is clears
+    assert server.evaluated == 3
+    assert asyncio.run(clears_idle(server.evaluate, look, [2, 1], 3)) is clears
+    assert server.evaluated == 4
+    assert asyncio.run(clears_idle(Server(anywhere, slots=(2,)).evaluate, look, [], 3)) is None
+
+
+def test_of_many_slots_two_are_tried() -> None:
+    server = Server(anywhere, slots=(15, 14, 13, 12))
+
+    async def look() -> Sequence[Mapping[str, object]]:
+        return [{"id": 15, "n_prompt_tokens": 1}]
+
+    assert asyncio.run(clears_idle(server.evaluate, look, [], 16)) is False
     assert server.evaluated == 2
 
 
