@@ -52,8 +52,8 @@ async def clears_idle(
 ) -> bool | None:
     """Whether a slot is empty once another one has worked; None if the server took the same one again.
 
-    `used`: the slots of an earlier trial, `look`: all. One token is evaluated in each other slot, or in one of many. The
-    server takes the slot left alone for longest, so it goes on with the one it would have begun with.
+    `used`: the slots of an earlier trial, `look`: all. One token is evaluated in each other slot, or in one of many.
+    The server takes the slot left alone for longest, so it goes on with the one it would have begun with.
     """
     tried = dict.fromkeys(used)
     for token in range(_OTHER_TOKEN, _OTHER_TOKEN + n_slots):

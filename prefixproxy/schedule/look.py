@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from math import inf
 
 from prefixproxy.schedule.park import can_save
 from prefixproxy.schedule.plan import Server
@@ -18,8 +17,8 @@ ASSUMED_LOOK_S = 0.05
 _UNCLAIMED = (SlotState.IDLE, SlotState.DRAINING, SlotState.FOREIGN)
 """No request or work of ours has it: one whose slot the server chose may run there."""
 FIRST_LOOK_S = 0.01
-"""How long after the first look at a slot whose request was cut off the second one is: most are idle by then. Each wait
-after that is twice as long, up to the usual one."""
+"""How long after the first look the second one is, where something is likely over soon. Each wait after that is twice
+as long, up to the usual one."""
 SLOW_POLL_S = 1.0
 """How often to look while nothing of ours is unresolved but foreign traffic was seen."""
 
@@ -156,12 +155,11 @@ def poll_at(slots: Upstream, policy: Policy, now: float) -> float | None:
     """When the next look at an upstream is due; None if nothing there needs one."""
     if not slots.up or not slots.observed:
         return None
-    wanted = slots.wanted and bool(slots.several)
-    if slots.poll_soon or slots.settling is not None or slots.confirm or slots.doubted or wanted:
+    since = _hurried_since(slots)
+    if since is not None:
+        return slots.polled_at + min(policy.poll_s, max(FIRST_LOOK_S, slots.polled_at - since))
+    if slots.poll_soon or slots.confirm or slots.doubted or slots.has(SlotState.DRAINING):
         return slots.polled_at + policy.poll_s
-    if slots.has(SlotState.DRAINING):
-        cut_off = max((slot.since for slot in slots.in_state(SlotState.DRAINING) if _was_cut_off(slot)), default=-inf)
-        return slots.polled_at + min(policy.poll_s, max(FIRST_LOOK_S, slots.polled_at - cut_off))
     if slots.wanted and slots.stale(now) and not slots.full:
         return now if slots.polled_at <= slots.seen_at else slots.polled_at + policy.poll_s
     if slots.facts.shared and slots.has(SlotState.LEASED):
@@ -171,6 +169,12 @@ def poll_at(slots: Upstream, policy: Policy, now: float) -> float | None:
     return None
 
 
-def _was_cut_off(slot: Slot) -> bool:
-    """Whether a draining slot is that of a request whose client left, so that it is most likely idle soon."""
-    return bool(slot.held.tokens) and not slot.ended
+def _hurried_since(slots: Upstream) -> float | None:
+    """When what others wait for began, if it is likely over soon: the server chooses a slot, a request that was cut off
+    ends, several answers get their copies."""
+    found = [slot.since for slot in slots.in_state(SlotState.DRAINING) if slot.held.tokens and not slot.ended]
+    if slots.settling is not None:
+        found.append(slots.settling.since)
+    if slots.wanted and slots.several:
+        found += [slot.since for slot in slots.in_state(SlotState.LEASED)]
+    return max(found, default=None)
