@@ -150,6 +150,10 @@ class FirstDifference:
     tokens_after: int
 
 
+DEFAULT_RAM_MIB = 8192
+"""Of llama-server's RAM cache, if nothing else was said (common.h, `cache_ram_mib`)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Capabilities:
     """What a probe found an upstream able to do; the scheduler asks for these, never for a kind."""

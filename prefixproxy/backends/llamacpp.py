@@ -18,11 +18,12 @@ import orjson
 
 from prefixproxy.backends import NO_TASK, NOT_YET, CopyResult, SlotReading, WarmCost
 from prefixproxy.backends.http import HttpUpstream
-from prefixproxy.backends.llamacpp_memory import clears_idle, never_used, rolls_back, shows_clearing
+from prefixproxy.backends.llamacpp_idle import Idle, idle_slots, shows_clearing
+from prefixproxy.backends.llamacpp_memory import never_used, rolls_back
 from prefixproxy.backends.llamacpp_model import architecture_of
 from prefixproxy.backends.llamacpp_template import template_facts
 from prefixproxy.errors import OtherKind, ProxyError, UpstreamFailed
-from prefixproxy.types import Api, Capabilities, SlotId, TemplateFacts, UpstreamFacts, Usage
+from prefixproxy.types import DEFAULT_RAM_MIB, Api, Capabilities, SlotId, TemplateFacts, UpstreamFacts, Usage
 from prefixproxy.usage import usage_from
 
 _REFUSED_NAME = "no/such.bin"
@@ -73,7 +74,7 @@ class CommandLine(Protocol):
 class LlamaServer(HttpUpstream):
     """A `Backend` over a running llama-server. `build` tells what it was built from where its own answer does not: a
     build from source says "b0-unknown". `shared`: whether anybody else may know its address. `tries`: whether a probe
-    may find out about the memory of a server that nobody has used, which costs it up to 69 tokens. `flags` is
+    may find out about the memory of a server that nobody has used, which costs it up to 120 tokens. `flags` is
     asked for its command line, in a thread, at each probe."""
 
     def __init__(
@@ -93,7 +94,7 @@ class LlamaServer(HttpUpstream):
         self._build = build
         self._flags = flags
         self._rolls_back: dict[str, bool | None] = {}
-        self._clears_idle: bool | None = None
+        self._idle = Idle()
         self._architecture = ("", "")
         self._templates: dict[str, TemplateFacts] = {}
 
@@ -107,7 +108,7 @@ class LlamaServer(HttpUpstream):
         flags = await asyncio.to_thread(self._flags)
         tried: dict[int, Usage] = {}
         if observe and self._tries:
-            await self._try_out(props, tried, tries_clearing=flags is None)
+            await self._try_out(props, tried, tries_idle=flags is None)
         return UpstreamFacts(
             name=self.name,
             kind="llama-server",
@@ -126,14 +127,14 @@ class LlamaServer(HttpUpstream):
                 template=True,
                 native=True,
                 rolls_back=self._rolls_back.get(_model_in(props)) if observe and self._tries else None,
-                host_cache=flags.ram_mib != 0 if flags is not None else None,
-                clears_idle=flags.clears_idle if flags is not None else self._clears_idle,
+                host_cache=flags.ram_mib != 0 if flags is not None else self._idle.host_cache,
+                clears_idle=flags.clears_idle if flags is not None else self._idle.clears,
             ),
             multimodal=any(modalities.values()) if isinstance(modalities, dict) else False,
             shared=self._shared,
             architecture=await self._architecture_at(str(props.get("model_path") or "")),
             template=await self._facts_of(_template_in(props)),
-            ram_mib=flags.ram_mib if flags is not None else 0,
+            ram_mib=flags.ram_mib if flags is not None else DEFAULT_RAM_MIB if self._idle.host_cache else 0,
             kv_types=flags.kv_types if flags is not None else None,
             never_reuses=flags is not None and flags.cache_prompt is False,
             tried=tried,
@@ -161,14 +162,14 @@ class LlamaServer(HttpUpstream):
             self._architecture = model_path, await asyncio.to_thread(architecture_of, model_path)
         return self._architecture[1]
 
-    async def _try_out(self, props: Mapping[str, Any], tried: dict[int, Usage], *, tries_clearing: bool) -> None:
-        """Whether memory can be cut back, and whether a request that starts clears the idle slots, tried out on a
-        server that nobody has used and that is awake; later probes of the same model get the same answers. What is
-        tried is sent without a slot, so it waits for one that is free and overwrites nothing, whoever else may come in
-        that moment; what that costs is added to `tried`."""
+    async def _try_out(self, props: Mapping[str, Any], tried: dict[int, Usage], *, tries_idle: bool) -> None:
+        """Whether memory can be cut back, and what becomes of idle slots, tried out on a server that nobody has used
+        and that is awake; later probes of the same model get the same answers. What is tried is sent without a slot, so
+        it waits for one that is free and overwrites nothing, whoever else may come in that moment; what that costs is
+        added to `tried`."""
         model, evaluate = _model_in(props), partial(self._try, tried)
         if model not in self._rolls_back:
-            self._rolls_back, self._clears_idle = {model: None}, None
+            self._rolls_back, self._idle = {model: None}, Idle()
         if props.get("is_sleeping"):
             return
         look = partial(self.call, "GET", "/slots")
@@ -177,12 +178,15 @@ class LlamaServer(HttpUpstream):
                 slots = await look()
                 if not never_used(slots):
                     shown = shows_clearing(slots)
-                    self._clears_idle = self._clears_idle if shown is None else shown
+                    self._idle.clears = self._idle.clears if shown is None else shown
                     return
                 if self._rolls_back[model] is None:
                     self._rolls_back[model] = await rolls_back(evaluate)
-                if tries_clearing and len(slots) > 1:
-                    self._clears_idle = await clears_idle(evaluate, look, tried, len(slots))
+                self._idle = Idle()
+                if tries_idle and len(slots) > 1:
+                    await idle_slots(self._idle, evaluate, look, tried, len(slots))
+                    if self._rolls_back[model] is None and not self._idle.host_cache:
+                        self._idle.host_cache = None  # of a sliding window so short a prompt is not reused either way
         except (ProxyError, TimeoutError, AttributeError, KeyError, TypeError) as failure:
             log.info("upstream %s: what becomes of its slots could not be tried: %r", self.name, failure)
 

@@ -1,5 +1,4 @@
-"""Asks an unused llama-server whether its model's memory can be cut back to a prefix, and whether a request that
-starts clears the slots that are idle.
+"""Asks an unused llama-server whether its model's memory can be cut back to a prefix.
 
 Neither /props nor /v1/models names the architecture, so two or three tiny prompts are evaluated, each the beginning of
 the one before with another tail. Plain attention keeps the shared part. A recurrent or hybrid state and a sliding
@@ -11,13 +10,12 @@ is concluded there.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 FIRST_TOKENS = 32
 KEPT_TOKENS = 18
 """More than half of the first, or the server's RAM cache would have a say."""
 TAIL_TOKENS = 6
-LEAST_EMPTIED, MOST_TRIED = 2, 8
 CHECKPOINT_TOKENS = 4
 """So far before a prompt's end the server takes its last checkpoint."""
 _FIRST_TOKEN = 100
@@ -42,41 +40,6 @@ async def rolls_back(evaluate: Evaluate) -> bool | None:
         case chosen, 0 if chosen == slot and await evaluate(third) == (slot, checkpoint):
             return False
     return None
-
-
-async def clears_idle(
-    evaluate: Evaluate,
-    look: Callable[[], Awaitable[Sequence[Mapping[str, object]]]],
-    used: Collection[int],
-    n_slots: int,
-) -> bool | None:
-    """Whether a slot is empty once another one has worked; None if the server took the same one again.
-
-    `used`: the slots of an earlier trial, `look`: all. One token is evaluated in each other slot, or in one of many.
-    The server takes the slot left alone for longest, so it goes on with the one it would have begun with.
-    """
-    tried = dict.fromkeys(used)
-    for token in range(_OTHER_TOKEN, _OTHER_TOKEN + n_slots):
-        if len(tried) >= (n_slots if n_slots <= MOST_TRIED else LEAST_EMPTIED):
-            break
-        slot, _ = await evaluate([token])
-        tried[slot] = None
-    first = next(iter(tried))
-    left = next((slot.get("n_prompt_tokens") for slot in await look() if slot.get("id") == first), None)
-    return None if len(tried) < LEAST_EMPTIED or left is None else left == 0
-
-
-def emptied(slots: Sequence[Mapping[str, object]]) -> int:
-    """Slots that have answered and hold nothing now, where at most one holds anything. A server that clears idle slots
-    leaves it at that. Erasing them one by one looks alike, and nobody does that to two of them."""
-    used = [slot for slot in slots if isinstance(task := slot.get("id_task"), int) and task >= 0]
-    empty = [slot for slot in used if slot.get("n_prompt_tokens") == 0 and not slot.get("is_processing")]
-    return len(empty) if len(used) - len(empty) <= 1 and len(empty) >= LEAST_EMPTIED else 0
-
-
-def shows_clearing(slots: Sequence[Mapping[str, object]]) -> bool | None:
-    """What a look at a server that was used tells of it."""
-    return False if len(slots) == 1 else True if emptied(slots) else None
 
 
 def never_used(slots: Sequence[Mapping[str, object]]) -> bool:

@@ -9,7 +9,8 @@ from typing import Any
 from urllib.parse import quote
 
 from prefixproxy.backends.http import HttpUpstream
-from prefixproxy.backends.llamacpp_memory import emptied, never_used
+from prefixproxy.backends.llamacpp_idle import emptied
+from prefixproxy.backends.llamacpp_memory import never_used
 from prefixproxy.demo.prompt import BYTES_PER_TOKEN, briefing
 from prefixproxy.doctor.admission import ASKED_TOKENS, CONTROL_TOKENS, HEADROOM_TOKENS, Answered
 from prefixproxy.doctor.template import Rendered, bodies

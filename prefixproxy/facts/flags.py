@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
+from prefixproxy.types import DEFAULT_RAM_MIB
+
 SECRETS = frozenset({"--api-key", "--api-key-file", "-hft", "--hf-token", "--ssl-key-file"})
 MASK = "***"
 DEFAULT_KV_TYPE = "f16"
-DEFAULT_CACHE_RAM_MIB = 8192
 KV_TYPE_NUMBERS = {0: "f32", 1: "f16", 2: "q4_0", 3: "q4_1", 6: "q5_0", 7: "q5_1", 8: "q8_0", 20: "iq4_nl", 30: "bf16"}
 """What a KV cache may be made of (common/arg.cpp), by the number in ggml_type."""
 _ON, _OFF = frozenset({"on", "1", "true", "enabled", "yes"}), frozenset({"off", "0", "false", "disabled", "no"})
@@ -84,7 +85,7 @@ class Flags:
     @property
     def ram_mib(self) -> int:
         """The RAM cache's limit; 0: off, -1: no limit."""
-        return DEFAULT_CACHE_RAM_MIB if self.cache_ram_mib is None else self.cache_ram_mib
+        return DEFAULT_RAM_MIB if self.cache_ram_mib is None else self.cache_ram_mib
 
     @property
     def clears_idle(self) -> bool:

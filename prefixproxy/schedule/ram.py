@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from prefixproxy.prefix import PrefixChain
 from prefixproxy.schedule.slot import Held, Slot
-from prefixproxy.types import RootId, TicketId
+from prefixproxy.types import DEFAULT_RAM_MIB, RootId, TicketId
 
 MAX_ENTRIES = 32
 KEPT_ENOUGH = 0.5
@@ -23,8 +23,6 @@ LEAST_KEPT = 0.25
 """An entry of which less would be kept is not loaded (server-task.cpp, prompt cache load)."""
 MIN_FOUND_TOKENS = 48
 """What is reused beyond these does not come from what a template begins every chat with."""
-DEFAULT_MIB = 8192
-"""llama-server's own (common.h, `cache_ram_mib`)."""
 MANY = 8
 """An entry stays for long if so many of its size have room."""
 ASSUMED_BYTES_PER_TOKEN = 128 * 1024
@@ -102,7 +100,7 @@ class HostCache:
         """More of a prompt was reused than the slot had that it was sent to: it must have come from here, unless it is
         known that there is none."""
         if self.limit and not self.mib and before.tokens and reused > 2 * expected + MIN_FOUND_TOKENS:
-            self.mib = DEFAULT_MIB
+            self.mib = DEFAULT_RAM_MIB
 
     def learn(self, who: TicketId | RootId, reused: int | None) -> None:
         """So many tokens of it were reused; None if that is not known."""

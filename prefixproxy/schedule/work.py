@@ -143,6 +143,7 @@ def start_restore(
     if not server.slots.rolls_back:
         server.slots.ram.displace(slot)
     server.slots.reserve(slot, Work.RESTORE, root.id, now + policy.max_copy_s, now)
+    server.slots.clearing.left.pop(slot.id.slot, None)  # the file shows from now on, under the task that was there last
     promise(server, slot, ticket)
     return [Restore(root.id, slot.id, root.file, _source(server, root, slot), root.n_bytes)]
 

@@ -17,7 +17,14 @@ from prefixproxy.types import Capabilities, Priority, TicketId, UpstreamFacts
 
 PolicyName = Literal["cost", "fifo"]
 CAPABILITIES = Capabilities(
-    pin=True, observe=True, snapshot=True, warm=True, reports_cached=True, tokenize=True, template=True
+    pin=True,
+    observe=True,
+    snapshot=True,
+    warm=True,
+    reports_cached=True,
+    tokenize=True,
+    template=True,
+    clears_idle=False,
 )
 ASSUMED_PREFILL_RATE, ASSUMED_DECODE_RATE = 200.0, 50.0
 COPY_CALL_S, SAVE_RATE, RESTORE_RATE = 0.002, 0.7e9, 1.9e9

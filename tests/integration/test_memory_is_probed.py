@@ -55,9 +55,11 @@ async def test_a_verdict_is_remembered_and_its_cost_told_once(engine_factory: Ca
     finally:
         await server.close()
     assert (first.capabilities.rolls_back, second.capabilities.rolls_back) == (True, True)
-    assert (first.capabilities.clears_idle, second.capabilities.clears_idle) == (False, False)
+    for able in (first.capabilities, second.capabilities):
+        assert (able.clears_idle, able.host_cache) == (False, True)
+    assert (first.ram_mib, second.ram_mib) == (8192, 8192)
     cost = [(usage.cached_tokens, usage.evaluated_tokens) for usage in first.tried.values()]
-    assert sorted(cost) == [(0, 1), (18, 32 + 6)]
+    assert sorted(cost) == [(0, 16 + 1 + 1), (18 + 16, 32 + 6 + 1 + 1)]
     assert second.tried == {}
 
 
@@ -80,6 +82,15 @@ async def test_a_server_with_its_own_defaults_clears_its_idle_slots_and_gets_no_
             assert (await later.probe()).capabilities.clears_idle in (True, None)
         finally:
             await later.close()
+
+
+async def test_a_server_without_a_ram_cache_is_told(engine_factory: Callable[..., RunningEngine]) -> None:
+    server = LlamaServer("local", engine_factory(parallel=3, ctx=3 * 1024, extra={"cache_ram_mib": 0}).url)
+    try:
+        facts = await server.probe()
+    finally:
+        await server.close()
+    assert (facts.capabilities.clears_idle, facts.capabilities.host_cache, facts.ram_mib) == (False, False, 0)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prefixproxy.backends.llamacpp_memory import emptied
+from prefixproxy.backends.llamacpp_idle import emptied
 from prefixproxy.doctor.admission import Answered, admission_findings, loops
 from prefixproxy.doctor.checks import llama_server_findings
 from prefixproxy.doctor.evidence import Demand, Evidence, ModelFile

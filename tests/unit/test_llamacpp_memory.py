@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
-from prefixproxy.backends.llamacpp_memory import clears_idle, never_used, rolls_back, shows_clearing
+from prefixproxy.backends.llamacpp_memory import never_used, rolls_back
 from prefixproxy.prefix import shared_length
 
 Reused = Callable[[int, int], int]
@@ -88,49 +88,3 @@ def test_a_server_counts_as_unused_only_if_no_slot_ever_ran_anything(
     slots: Sequence[dict[str, object]], unused: bool
 ) -> None:
     assert never_used(slots) is unused
-
-
-@pytest.mark.parametrize(("left", "clears"), [(0, True), (1, False), (None, None)])
-def test_a_slot_that_is_empty_once_another_one_worked_was_cleared(left: int | None, clears: bool | None) -> None:
-    server = Server(anywhere, slots=(2, 1, 0))
-    slots: list[Mapping[str, object]] = [{"id": 0}, {"id": 2, "n_prompt_tokens": left}]
-
-    async def look() -> Sequence[Mapping[str, object]]:
-        return slots
-
-    assert asyncio.run(clears_idle(server.evaluate, look, [], 3)) is clears
-    assert server.evaluated == 3
-    assert asyncio.run(clears_idle(server.evaluate, look, [2, 1], 3)) is clears
-    assert server.evaluated == 4
-    assert asyncio.run(clears_idle(Server(anywhere, slots=(2,)).evaluate, look, [], 3)) is None
-
-
-def test_of_many_slots_two_are_tried() -> None:
-    server = Server(anywhere, slots=(15, 14, 13, 12))
-
-    async def look() -> Sequence[Mapping[str, object]]:
-        return [{"id": 15, "n_prompt_tokens": 1}]
-
-    assert asyncio.run(clears_idle(server.evaluate, look, [], 16)) is False
-    assert server.evaluated == 2
-
-
-def slot(task: int, n_tokens: int, *, busy: bool = False) -> dict[str, object]:
-    return {"id_task": task, "n_prompt_tokens": n_tokens, "is_processing": busy}
-
-
-@pytest.mark.parametrize(
-    ("slots", "clears"),
-    [
-        ([slot(4, 0), slot(5, 0), slot(6, 200)], True),
-        ([slot(4, 0), slot(5, 0), slot(6, 0, busy=True)], True),
-        ([slot(4, 0), slot(6, 200)], None),
-        ([slot(4, 0), slot(-1, 0), slot(6, 200)], None),
-        ([slot(4, 0), slot(5, 0), slot(6, 200), slot(7, 200)], None),  # two may have run at once
-        ([slot(4, 200)], False),
-    ],
-)
-def test_a_look_at_a_used_server_may_tell_that_it_clears_idle_slots(
-    slots: Sequence[dict[str, object]], clears: bool | None
-) -> None:
-    assert shows_clearing(slots) is clears

@@ -1,0 +1,98 @@
+"""Asks an unused llama-server what becomes of a slot that is idle: whether another request that starts clears it, and
+whether what displaces it leaves a copy in the server's RAM cache (`--cache-ram`). No answer of the server tells either.
+
+Prompts are sent without a slot, and share nothing, so the server takes the slot left alone for longest
+(server-context.cpp, get_available_slot). When all is over that is the one it would have begun with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from prefixproxy.backends.llamacpp_memory import Evaluate
+
+MOST_SLOTS = 8
+"""With more slots than that only two are tried, and the RAM cache is not: going round takes too long."""
+LEAST_EMPTIED = 2
+HELD_TOKENS = 16
+_FIRST_TOKEN = 200
+"""Any vocabulary has token ids so low, and no prompt starts with them in a row; nor does a trial of the memory."""
+
+Look = Callable[[], Awaitable[Sequence[Mapping[str, object]]]]
+"""All slots."""
+
+
+@dataclass(slots=True)
+class Idle:
+    """What was found; None: not tried, or it did not tell."""
+
+    clears: bool | None = None
+    host_cache: bool | None = None
+
+
+async def idle_slots(found: Idle, evaluate: Evaluate, look: Look, used: Iterable[int], n_slots: int) -> None:
+    """Fills `found` in as it goes, so that what was found before a failure stays. `used`: the slots of an earlier
+    trial, in order. Some 16 tokens are evaluated, and two in each slot."""
+    trial = _Trial(evaluate, list(used))
+    held = trial.prompt(HELD_TOKENS)
+    home, _ = await trial.send(held)
+    if await trial.fill() == home:
+        return
+    left = next((slot.get("n_prompt_tokens") for slot in await look() if slot.get("id") == home), None)
+    if left is None:
+        return
+    found.clears = left == 0
+    if n_slots > MOST_SLOTS:
+        return
+    if found.clears:
+        found.host_cache = True  # idle slots are cleared only once they were copied there
+    else:
+        while len(trial.order) < n_slots or trial.order[-1] != home:
+            if trial.n_sent > 3 * n_slots:
+                return  # somebody else uses it by now
+            await trial.fill()
+        _, reused = await trial.send([*held, *trial.prompt(1)])
+        found.host_cache = None if reused is None else reused >= HELD_TOKENS
+    while trial.n_sent <= 4 * n_slots and (len(trial.order) < n_slots or trial.order[0] != trial.start):
+        await trial.fill()
+
+
+class _Trial:
+    """`order`: the slots that were used, the one left alone for longest first. `start`: the first ever."""
+
+    def __init__(self, evaluate: Evaluate, used: list[int]) -> None:
+        self._evaluate = evaluate
+        self.order = used
+        self.start = used[0] if used else None
+        self.n_sent = 0
+        self._next = _FIRST_TOKEN
+
+    def prompt(self, n_tokens: int) -> list[int]:
+        """Tokens that no other prompt of the trial has."""
+        self._next += n_tokens
+        return list(range(self._next - n_tokens, self._next))
+
+    async def fill(self) -> int:
+        """Use the slot that was left alone for longest."""
+        return (await self.send(self.prompt(1)))[0]
+
+    async def send(self, prompt: Sequence[int]) -> tuple[int, int | None]:
+        slot, reused = await self._evaluate(prompt)
+        self.n_sent += 1
+        self.start = slot if self.start is None else self.start
+        self.order = [*(one for one in self.order if one != slot), slot]
+        return slot, reused
+
+
+def emptied(slots: Sequence[Mapping[str, object]]) -> int:
+    """Slots that have answered and hold nothing now, where at most one holds anything. A server that clears idle slots
+    leaves it at that. Erasing them one by one looks alike, and nobody does that to two of them."""
+    used = [slot for slot in slots if isinstance(task := slot.get("id_task"), int) and task >= 0]
+    empty = [slot for slot in used if slot.get("n_prompt_tokens") == 0 and not slot.get("is_processing")]
+    return len(empty) if len(used) - len(empty) <= 1 and len(empty) >= LEAST_EMPTIED else 0
+
+
+def shows_clearing(slots: Sequence[Mapping[str, object]]) -> bool | None:
+    """What a look at a server that was used tells of it."""
+    return False if len(slots) == 1 else True if emptied(slots) else None
