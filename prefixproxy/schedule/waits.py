@@ -145,8 +145,9 @@ class Waits(Prices):
         return known
 
     def is_passed(self, server: Server, servers: Group) -> bool:
-        """Whether what is under way on it is not waited for: enough others do, and another upstream has room."""
-        return self.is_taken(server) and self.has_room(servers)
+        """Whether what is under way on it is not waited for: enough others do, and another upstream has room; or no
+        slot that is idle then would be the prompt's."""
+        return bool(server.slots.clears_idle) or (self.is_taken(server) and self.has_room(servers))
 
     def has_room(self, servers: Group) -> bool:
         """Whether any upstream has a slot for a ticket that nobody ahead waits for. Else it waits where it can."""
@@ -167,7 +168,7 @@ class Waits(Prices):
         ticket, deep = waiting.ticket, self.sharing(waiting.ticket, best.cached + self.least_worth())
         cheapest: tuple[float, Server, Slot, float] | None = None
         for server in servers if deep is None else by_server(self.fleet, deep, servers):
-            if server.slots.facts.capabilities.shared_cache:
+            if server.slots.facts.capabilities.shared_cache or server.slots.clears_idle:
                 continue
             rate, can_fork = server.rate(self.policy), self.can_fork(server)
             for slot in in_state(server, SlotState.LEASED, deep):

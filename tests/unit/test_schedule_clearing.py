@@ -95,6 +95,16 @@ def test_nothing_is_pinned_or_warmed_where_it_is_known() -> None:
     assert not s.snapshot(0.0).upstreams[0].snapshots
 
 
+def test_nobody_waits_there_for_what_another_request_evaluates() -> None:
+    """Its slot would be cleared, or go to whoever is next."""
+    s = ready(clears=True)
+    s.submit([lane("a", 5_000)], 0.0)
+    look(s, 0.1, (0, 5), (0, -1), busy=0)
+    assert s.slot_of(A) == SlotId("u", 0)
+    [grant] = [effect for effect in s.submit([lane("b", 5_000)], 0.2) if isinstance(effect, Grant)]
+    assert (grant.ticket_id, grant.slot) == (B, None)
+
+
 def test_what_it_cleared_is_not_expected() -> None:
     s = ready(clears=True)
     s.submit([lane("a")], 0.0)
