@@ -29,6 +29,11 @@ LOADING_GRACE_S = 10.0
 READING_PAUSE_S = 0.01
 """Between two readings of the slots while something waits for one: a reading costs the server about 1 ms."""
 
+CLEARS_IDLE = (
+    "clears its idle slots whenever a request starts, so nothing is pinned, warmed or copied there: start it with -np "
+    "and --no-kv-unified"
+)
+
 log = logging.getLogger(__name__)
 
 
@@ -197,6 +202,8 @@ class Upkeep:
         self.state.facts, self.state.failure, self.state.health = facts, "", Health.UP
         self.state.pause_s, self.state.back_by, self.state.told_down = FIRST_PAUSE_S, float("-inf"), False
         log.info("upstream %s is up: %s, %d slots", facts.name, facts.kind, facts.n_slots)
+        if facts.capabilities.clears_idle and not (before and before.capabilities.clears_idle):
+            log.warning("upstream %s %s", facts.name, CLEARS_IDLE)
         self._listener.up(facts)
 
     def _require_context(self, facts: UpstreamFacts) -> None:

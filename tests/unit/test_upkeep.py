@@ -207,6 +207,19 @@ async def up_again(keeper: Upkeep) -> None:
     await until(lambda: keeper.state.health is Health.UP)
 
 
+async def test_that_a_server_clears_its_idle_slots_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    backend, heard = Scripted(), Heard()
+    backend.facts = replace(FACTS, capabilities=replace(FACTS.capabilities, clears_idle=True))
+    async with kept(backend, heard) as keeper:
+        await until(lambda: keeper.state.health is Health.UP)
+        keeper.failed("it is gone")
+        await up_again(keeper)
+    assert heard.events == ["up", "lost", "up"]
+    warned = [record.getMessage() for record in caplog.records if "idle slots" in record.getMessage()]
+    assert len(warned) == 1
+    assert warned[0].startswith("upstream local clears its idle slots whenever a request starts")
+
+
 async def test_a_server_that_loads_is_no_reason_to_warn_until_it_is_not_there(caplog: pytest.LogCaptureFixture) -> None:
     backend, heard = Scripted(), Heard()
     backend.probe_fails = UpstreamLoading("loading")
