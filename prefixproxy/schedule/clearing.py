@@ -18,9 +18,11 @@ class Left(NamedTuple):
 
 @dataclass(slots=True)
 class Clearing:
-    """`known`: what two looks told, lastly. `started_at`: when the newest request was sent of those known to
-    have started, `told_at`: when that was known. `left`: by the number of the slot."""
+    """`blind`: a probe told that it does, so nobody looks at these slots. `known`: what two looks told, lastly.
+    `started_at`: when the newest request was sent of those known to have started, `told_at`: when that was known.
+    `left`: by the number of the slot."""
 
+    blind: bool = False
     known: bool | None = None
     started_at: float = -inf
     told_at: float = -inf

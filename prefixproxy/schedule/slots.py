@@ -109,7 +109,7 @@ class Upstream:
     @property
     def observed(self) -> bool:
         """Whether slots are pinned to and watched at all; if not, they only count requests."""
-        return self.facts.capabilities.pin and self.facts.capabilities.observe
+        return self.facts.capabilities.pin and self.facts.capabilities.observe and not self.clearing.blind
 
     @property
     def rolls_back(self) -> bool:
@@ -140,6 +140,7 @@ class Upstream:
     def open(self, now: float, recalled: Mapping[int, Held]) -> None:
         """Come up with nothing known for certain: an observed slot is not idle until it was seen idle, and what is
         `recalled` of an earlier process's slots counts once a look has shown just as many tokens."""
+        self.clearing = Clearing(blind=bool(self.facts.capabilities.clears_idle))
         state = SlotState.DRAINING if self.observed else SlotState.IDLE
         self._clear()
         first = self.number * MOST_SLOTS
@@ -155,7 +156,6 @@ class Upstream:
         self.touch()
         self.foreign_until, self.haunted_until, self.copies_until, self.looked_at = -inf, -inf, -inf, -inf
         self.confirm, self.ram = False, HostCache(mib=self.facts.ram_mib)
-        self.clearing = Clearing()
         if self.facts.capabilities.host_cache is False:
             self.ram.limit = 0
 

@@ -27,10 +27,33 @@ def look(s: Scheduler, now: float, *rows: tuple[int, int], busy: int | None = No
     return s.slots_seen("u", seen, now, now)
 
 
+def other(name: str) -> Ticket:
+    """On a root of its own."""
+    return replace(request(words(f"root of {name}", 100), words(name, 40)).ticket, id=TicketId(name))
+
+
 def ready(clears: bool | None = None) -> Scheduler:
     s = Scheduler()
     s.upstream_up(facts(n_slots=2, capabilities=replace(FULL, clears_idle=clears)), -1.0)
     look(s, -0.1, (0, -1), (0, -1))
+    return s
+
+
+def seen_to_clear() -> Scheduler:
+    """Two looks told that it does: slots are looked at still. Both are empty."""
+    s = ready()
+    s.submit([other("x")], 0.0)
+    first = s.slot_of(TicketId("x"))
+    assert first is not None
+    rows = [(110, 5), (0, -1)] if first.slot == 0 else [(0, -1), (110, 5)]
+    s.finished(TicketId("x"), OK, 1.0)
+    look(s, 1.1, *rows)
+    s.submit([other("y")], 2.0)
+    s.finished(TicketId("y"), OK, 3.0)
+    rows = [(0, 5), (110, 6)] if first.slot == 0 else [(110, 6), (0, 5)]
+    look(s, 3.1, *rows)
+    assert "clears the idle slots" in why(s)
+    look(s, 3.2, (0, 6), (0, 7))
     return s
 
 
@@ -87,36 +110,35 @@ def test_nothing_is_pinned_or_warmed_where_it_is_known() -> None:
     s = Scheduler()
     s.upstream_up(facts(n_slots=2, capabilities=CLEARS), -1.0)
     look(s, -0.1, (0, -1), (0, -1))
-    effects = s.submit([lane("a", 5_000), lane("b", 5_000)], 0.0)
-    assert not any(isinstance(effect, Warm) for effect in effects)
-    [grant] = [effect for effect in effects if isinstance(effect, Grant)]
-    assert grant.slot is None
+    effects = s.submit([lane("a", 5_000), lane("b", 5_000), lane("c", 5_000)], 0.0)
+    assert not any(isinstance(effect, Warm | Poll) for effect in effects)
+    grants = [effect for effect in effects if isinstance(effect, Grant)]
+    assert [(grant.ticket_id, grant.slot) for grant in grants] == [(A, None), (B, None)], "as many as there are slots"
     assert "clears the idle slots" in why(s)
     assert not s.snapshot(0.0).upstreams[0].snapshots
 
 
 def test_nobody_waits_there_for_what_another_request_evaluates() -> None:
     """Its slot would be cleared, or go to whoever is next."""
-    s = ready(clears=True)
-    s.submit([lane("a", 5_000)], 0.0)
-    look(s, 0.1, (0, 5), (0, -1), busy=0)
+    s = seen_to_clear()
+    s.submit([lane("a", 5_000)], 10.0)
+    look(s, 10.1, (0, 8), (0, 7), busy=0)
     assert s.slot_of(A) == SlotId("u", 0)
-    [grant] = [effect for effect in s.submit([lane("b", 5_000)], 0.2) if isinstance(effect, Grant)]
+    [grant] = [effect for effect in s.submit([lane("b", 5_000)], 10.2) if isinstance(effect, Grant)]
     assert (grant.ticket_id, grant.slot) == (B, None)
 
 
 def test_what_it_cleared_is_not_expected() -> None:
-    s = ready(clears=True)
-    s.submit([lane("a")], 0.0)
-    look(s, 0.1, (0, 5), (0, -1), busy=0)
-    assert s.slot_of(A) == SlotId("u", 0)
-    s.finished(A, OK, 1.0)
-    look(s, 1.1, (110, 5), (0, -1))
-    s.submit([replace(request(words("other", 100), words("b", 40)).ticket, id=B)], 2.0)
-    look(s, 2.1, (0, 5), (0, 6), busy=1)
-    s.finished(B, OK, 3.0)
-    look(s, 3.1, (0, 5), (110, 6))
-    [grant] = [effect for effect in s.submit([lane("c")], 4.0) if isinstance(effect, Grant)]
+    s = seen_to_clear()
+    s.submit([lane("a")], 10.0)
+    look(s, 10.1, (0, 8), (0, 7), busy=0)
+    s.finished(A, OK, 11.0)
+    look(s, 11.1, (110, 8), (0, 7))
+    s.submit([other("b")], 12.0)
+    look(s, 12.1, (0, 8), (0, 9), busy=1)
+    s.finished(B, OK, 13.0)
+    look(s, 13.1, (0, 8), (110, 9))
+    [grant] = [effect for effect in s.submit([lane("c")], 14.0) if isinstance(effect, Grant)]
     assert (grant.slot, grant.expected_cached) == (None, 0)
 
 
@@ -126,7 +148,6 @@ def test_it_shows_between_the_first_two_requests_whether_a_server_does_it(left: 
     s.submit([lane("a")], 0.0)
     first = s.slot_of(A)
     assert first is not None
-    other = 1 - first.slot
     asked = s.finished(A, OK, 1.0)
     assert any(isinstance(effect, Poll) for effect in asked)
 
@@ -134,14 +155,14 @@ def test_it_shows_between_the_first_two_requests_whether_a_server_does_it(left: 
         return [a, b] if first is not None and first.slot == 0 else [b, a]
 
     look(s, 1.1, *rows((110, 5), (0, -1)))
-    s.submit([replace(request(words("other", 100), words("b", 40)).ticket, id=B)], 2.0)
-    assert s.slot_of(B) == SlotId("u", other)
+    s.submit([other("b")], 2.0)
+    assert s.slot_of(B) == SlotId("u", 1 - first.slot)
     assert any(isinstance(effect, Poll) for effect in s.finished(B, OK, 3.0))
     assert not why(s)
     look(s, 3.1, *rows((left, 5), (110, 6)))
     assert bool(why(s)) is (left == 0)
     if left:
-        s.submit([replace(request(words("third", 100), words("c", 40)).ticket, id=C)], 4.0)
+        s.submit([other("c")], 4.0)
         assert not any(isinstance(effect, Poll) for effect in s.finished(C, OK, 5.0)), "it is known by now"
 
 

@@ -214,7 +214,7 @@ async def test_that_a_server_clears_its_idle_slots_is_told_once(caplog: pytest.L
         await until(lambda: keeper.state.health is Health.UP)
         keeper.failed("it is gone")
         await up_again(keeper)
-    assert heard.events == ["up", "lost", "up"]
+    assert heard.events.count("up") == 2
     warned = [record.getMessage() for record in caplog.records if "idle slots" in record.getMessage()]
     assert len(warned) == 1
     assert warned[0].startswith("upstream local clears its idle slots whenever a request starts")
