@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from math import inf
 
-from prefixproxy.schedule.slot import NOTHING, Slot, Work
-from prefixproxy.schedule.slots import COPIES_S, UNSTARTED_SETTLE_S, Upstream
+from prefixproxy.schedule.slot import NOTHING, UNSTARTED_SETTLE_S, Slot, Work
+from prefixproxy.schedule.slots import COPIES_S, Upstream
 from prefixproxy.schedule.types import Decode, Effect, Finish, Policy, Ticket
 from prefixproxy.types import SlotId, SlotState
 

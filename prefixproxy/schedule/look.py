@@ -50,7 +50,7 @@ def look(
             case ((SlotState.LEASED | SlotState.RESERVED | SlotState.DRAINING), True) if not slot.started:
                 slot.started = True
                 slots.touch()
-            case ((SlotState.DRAINING | SlotState.FOREIGN), False) if asked >= slots.settled_at(slot):
+            case ((SlotState.DRAINING | SlotState.FOREIGN), False) if asked >= slot.settled_at:
                 slots.drained(slot, row.n_tokens, now)
             case SlotState.FOREIGN, True:
                 slots.foreign(slot, now, policy.foreign_quiet_s)

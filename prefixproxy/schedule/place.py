@@ -23,6 +23,7 @@ from prefixproxy.schedule.plan import (
     WarmFirst,
 )
 from prefixproxy.schedule.queue import Waiting
+from prefixproxy.schedule.ram import MIN_FOUND_TOKENS
 from prefixproxy.schedule.slot import Slot, Work
 from prefixproxy.schedule.turns import is_over
 from prefixproxy.schedule.types import HoldReason, Reason, Ticket
@@ -52,8 +53,9 @@ class Placement(ColdRoots):
         3. no slot it may use is idle: hold;
         4. somebody is already evaluating what it needs: hold;
         5. waiting for a busy slot is cheaper than the cheapest place: hold;
-        6. its root is cold: gather, then warm it alone, or save the idle slot that several want a copy of;
-        7. the cheapest place (`_with_room`), unless a later ticket has much more use for it.
+        6. a slot of unknown content may have more of it: without a slot;
+        7. its root is cold: gather, then warm it alone, or save the idle slot that several want a copy of;
+        8. the cheapest place (`_with_room`), unless a later ticket has much more use for it.
         """
         ticket = waiting.ticket
         serving = self.fleet.serving(ticket)
@@ -78,7 +80,9 @@ class Placement(ColdRoots):
         places = self._with_room(waiting, open_servers, places)
         best = _best(places)
         if waiting.plain is not Reason.HOLD_EXPIRED:
-            held = self.held(waiting, open_servers, best) or self.root_first(waiting, best)
+            held = (
+                self.held(waiting, open_servers, best) or self._to_see(ticket, best) or self.root_first(waiting, best)
+            )
             if held is not None:
                 return self._kept_first(waiting, best, held) if isinstance(held, WarmFirst) else held
         found = self._unless_needed(waiting, best, places, open_servers)
@@ -105,6 +109,15 @@ class Placement(ColdRoots):
                 if there:
                     return there
         return places
+
+    def _to_see(self, ticket: Ticket, best: Place) -> Hold | Spread | None:
+        """Without a slot, where one of unknown content may have more of it."""
+        slots = best.server.slots
+        if not (slots.observed and ticket.reuse and ticket.pinnable) or slots.unpinned_because(self.now):
+            return None
+        if ticket.n_tokens <= best.cached + MIN_FOUND_TOKENS or not slots.strangers.may_have(slots.slots, best.cached):
+            return None
+        return Spread(best.server, 1) if slots.pins_confirmed(self.now) else Hold(HoldReason.UNCONFIRMED_PINS)
 
     # 2. several slots, or the client's own
 
@@ -214,7 +227,7 @@ class Placement(ColdRoots):
                 return Spread(server, _need(ticket, server))
         return Hold(HoldReason.NO_SLOT)
 
-    # 7. leave a slot to a later ticket, and save what is overwritten
+    # 8. leave a slot to a later ticket, and save what is overwritten
 
     def _kept_first(self, waiting: Waiting, place: Place, found: Place | WarmFirst) -> Decision:
         ticket = waiting.ticket

@@ -10,8 +10,7 @@ from prefixproxy.schedule.plan import Server, is_truncated, kept_by_cut, shared
 from prefixproxy.schedule.ram import Loads
 from prefixproxy.schedule.rates import MIN_RATE_TOKENS, mixed
 from prefixproxy.schedule.roots import DELIVERED_SHARE, Root
-from prefixproxy.schedule.slot import NOTHING, Held, Settling, Slot, cuts_of
-from prefixproxy.schedule.slots import UNSTARTED_SETTLE_S
+from prefixproxy.schedule.slot import NOTHING, UNSTARTED_SETTLE_S, Held, Settling, Slot, cuts_of
 from prefixproxy.schedule.turns import Charge
 from prefixproxy.schedule.types import Effect, Finish, Ticket
 from prefixproxy.types import SlotState
@@ -152,6 +151,7 @@ def settle(server: Server, ticket: Ticket, need: int, now: float, likely: Slot |
     tasks = {slot.id.slot: slot.task for slot in server.slots.slots if slot.task is not None}
     server.slots.settling = Settling(ticket.id, need, now, tenant=ticket.tenant, before=tasks)
     server.slots.poll_soon = True
+    server.slots.strangers.tries -= 1
     if ticket.n_seqs > 1:
         server.slots.several.add(ticket.id)
         server.slots.cleared.note(need - 1, now)

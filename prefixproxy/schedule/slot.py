@@ -74,6 +74,11 @@ def cuts_of(prompt: PrefixChain, n_tokens: int, starts: Iterable[int], before: H
     return tuple(sorted(cuts, key=lambda cut: cut.n_bytes)[-MAX_CUTS:])
 
 
+UNSTARTED_SETTLE_S = 0.25
+"""A request we gave up before the server was seen to start it may still be on its way: one idle look is trusted
+only this long after."""
+
+
 class Work(StrEnum):
     """What a reserved slot is reserved for."""
 
@@ -126,10 +131,17 @@ class Slot:
     """Prompts that its upstream had started when it came free."""
     number: int = 0
     """Grows with the upstream, then with the slot, over all upstreams."""
+    strange: int = 0
+    """Tokens that a look showed in it of which nobody knows what they are."""
 
     @property
     def idle(self) -> bool:
         return self.state is SlotState.IDLE
+
+    @property
+    def settled_at(self) -> float:
+        """From when on an idle look at it, while it drains, is to be believed."""
+        return self.since + (0.0 if self.started else UNSTARTED_SETTLE_S)
 
 
 @dataclass(slots=True)

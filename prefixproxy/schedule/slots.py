@@ -25,14 +25,12 @@ from prefixproxy.schedule.counts import PrefixCounts
 from prefixproxy.schedule.ram import HostCache
 from prefixproxy.schedule.rates import Rates
 from prefixproxy.schedule.slot import NOTHING, Cleared, Held, Settling, Slot, Work, left_over
+from prefixproxy.schedule.strangers import Strangers
 from prefixproxy.types import RootId, SlotId, SlotState, TicketId, UpstreamFacts
 
 REUSE_CHANCE = 0.5
 """How likely what a slot holds is asked for again, right after it was used."""
 REUSE_HALF_LIFE_S = 300.0
-UNSTARTED_SETTLE_S = 0.25
-"""A request we gave up before the server was seen to start it may still be on its way: one idle look is trusted
-only this long after."""
 ROLLS_BACK_SHARE = 0.75
 """Slots that keep less than this share of a prefix when its tail has to go cannot be cut back."""
 COPIES_S = 30.0
@@ -76,6 +74,7 @@ class Upstream:
     several: set[TicketId] = field(default_factory=set)
     cleared: Cleared = field(default_factory=Cleared)
     clearing: Clearing = field(default_factory=Clearing)
+    strangers: Strangers = field(default_factory=Strangers)
     looked_at: float = -inf
     seen_at: float = -inf
     wanted: bool = False
@@ -185,7 +184,7 @@ class Upstream:
             if held.chain is not slot.held.chain:
                 self._count_anew(slot, held.chain)
             slot.held = held
-        slot.dirty = slot.dirty or held.tokens > 0
+        slot.dirty, slot.strange = slot.dirty or held.tokens > 0, 0
         self.census.note(slot)
 
     def _count_anew(self, slot: Slot, chain: PrefixChain) -> None:
@@ -302,10 +301,6 @@ class Upstream:
             slot.started = True
             self._move(slot, SlotState.FOREIGN, now)
 
-    def settled_at(self, slot: Slot) -> float:
-        """From when on an idle look at a draining slot is to be believed."""
-        return slot.since + (0.0 if slot.started else UNSTARTED_SETTLE_S)
-
     def drained(self, slot: Slot, n_tokens: int | None, now: float) -> None:
         """A draining slot was seen idle, holding `n_tokens`."""
         if slot.doubt is None:
@@ -313,6 +308,7 @@ class Upstream:
         else:
             self.check(slot, n_tokens)
         slot.dirty = bool(n_tokens)  # llama-server shows no count for a slot that never ran anything
+        self.strangers.note(self.slots, slot, n_tokens)
         self.free(slot, now)
 
     def check(self, slot: Slot, n_tokens: int | None) -> None:
@@ -337,6 +333,7 @@ class Upstream:
         elif n_tokens < 0.9 * slot.held.prompt_tokens:
             self.forget(slot)
         slot.dirty = n_tokens > 0
+        self.strangers.note(self.slots, slot, n_tokens)
 
     def remaining_s(self, slot: Slot, rate: float, now: float) -> float:
         """How long the request in a leased slot is expected to run on."""
@@ -380,7 +377,7 @@ class Upstream:
         ours = self.in_state(SlotState.LEASED, SlotState.RESERVED)
         given_up = self.in_state(SlotState.DRAINING)
         return all(slot.started and slot.work in (None, Work.WARM) for slot in ours) and all(
-            now >= self.settled_at(slot) for slot in given_up
+            now >= slot.settled_at for slot in given_up
         )
 
     def _move(self, slot: Slot, state: SlotState, now: float) -> None:

@@ -431,7 +431,7 @@ def believes_old_looks(patch: pytest.MonkeyPatch) -> None:
 
 
 def trusts_the_first_idle_look(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Upstream, "settled_at", lambda slots, slot: slot.since)
+    patch.setattr(Slot, "settled_at", property(lambda slot: slot.since))
 
 
 def ignores_foreign_requests(patch: pytest.MonkeyPatch) -> None:
