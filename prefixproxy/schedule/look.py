@@ -19,6 +19,9 @@ _UNCLAIMED = (SlotState.IDLE, SlotState.DRAINING, SlotState.FOREIGN)
 FIRST_LOOK_S = 0.01
 """How long after the first look the second one is, where something is likely over soon. Each wait after that is twice
 as long, up to the usual one."""
+UNSEEN_S, LOOK_WAIT_S = 0.05, 0.25
+"""How old a look may be before a cold prompt starts where others may use the upstream, and how long the answer to
+another one is waited for."""
 SLOW_POLL_S = 1.0
 """How often to look while nothing of ours is unresolved but foreign traffic was seen."""
 
@@ -36,7 +39,7 @@ def look(
     slots = server.slots
     if asked < slots.looked_at:
         return
-    slots.looked_at, slots.seen_at = asked, now
+    _note_answer(slots, asked, now)
     _find(server, seen, asked, now, running)
     fresh = [(slot, seen[slot.id.slot]) for slot in slots.slots if slot.id.slot in seen and asked > slot.since]
     _note_clearing(slots, seen, asked)
@@ -63,6 +66,12 @@ def look(
         slots.foreign(slot, now, policy.foreign_quiet_s)
     if slots.pins_confirmed(now):
         slots.confirm = False
+
+
+def _note_answer(slots: Upstream, asked: float, now: float) -> None:
+    if slots.wanted and unseen(slots, now):
+        slots.touch()  # a cold prompt may wait for this
+    slots.looked_at, slots.seen_at = asked, now
 
 
 def _note_clearing(slots: Upstream, seen: Mapping[int, SlotSeen], asked: float) -> None:
@@ -149,6 +158,12 @@ def polls(servers: Iterable[Server], policy: Policy, now: float, waiting: int) -
         if due is not None and (slots.poll_soon or due <= now):
             slots.polled_at, slots.poll_soon = now, False
             yield Poll(slots.name)
+
+
+def unseen(slots: Upstream, now: float) -> bool:
+    """Whether others may have used an upstream since the last look at it, and another one will tell."""
+    silent = slots.polled_at > slots.seen_at and now >= slots.polled_at + LOOK_WAIT_S
+    return slots.observed and slots.facts.shared and slots.seen_at < now - UNSEEN_S and not silent
 
 
 def poll_at(slots: Upstream, policy: Policy, now: float) -> float | None:

@@ -12,6 +12,7 @@ from itertools import islice
 
 from prefixproxy.schedule.cheapest import cheapest_places
 from prefixproxy.schedule.cold import ColdRoots
+from prefixproxy.schedule.look import LOOK_WAIT_S, unseen
 from prefixproxy.schedule.park import can_save, cleared_first, park_first, turn_first, worthwhile_tokens
 from prefixproxy.schedule.plan import (
     Decision,
@@ -29,6 +30,8 @@ from prefixproxy.schedule.turns import is_over
 from prefixproxy.schedule.types import HoldReason, Reason, Ticket
 from prefixproxy.types import SlotState
 
+LOOK_TOKENS = 128
+"""What is not cached has to be more than that, or a look first takes as long."""
 _GOES_NOWHERE = (HoldReason.CLIENT_SLOT, HoldReason.TENANT_SLOTS)
 """Who is held for one of these takes no other slot that comes free."""
 _STUCK = (HoldReason.NO_SLOT, HoldReason.SEVERAL)
@@ -111,10 +114,16 @@ class Placement(ColdRoots):
         return places
 
     def _to_see(self, ticket: Ticket, best: Place) -> Hold | Spread | None:
-        """Without a slot, where one of unknown content may have more of it."""
+        """Without a slot, where one of unknown content may have more of it; a look first, where others may have used
+        it since the last one."""
         slots = best.server.slots
         if not (slots.observed and ticket.reuse and ticket.pinnable) or slots.unpinned_because(self.now):
             return None
+        if ticket.n_tokens > best.cached + LOOK_TOKENS and unseen(slots, self.now):
+            if slots.polled_at <= slots.seen_at:
+                slots.poll_soon = True
+                slots.stir()
+            return Hold(HoldReason.LOOKING, max(self.now, slots.polled_at) + LOOK_WAIT_S)
         if ticket.n_tokens <= best.cached + MIN_FOUND_TOKENS or not slots.strangers.may_have(slots.slots, best.cached):
             return None
         return Spread(best.server, 1) if slots.pins_confirmed(self.now) else Hold(HoldReason.UNCONFIRMED_PINS)
