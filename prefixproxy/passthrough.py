@@ -59,6 +59,8 @@ FIRST_PROBE_S = 5.0
 """How long a request that takes no slot waits, in the proxy's first moments, for what its upstreams are. Agents read
 the list of models at their start, and some take an error there for the last word."""
 
+_SLOT_ACTIONS = "/slots/"
+"""A client that erases or restores a slot itself changes what is believed of it."""
 _NOT_FORWARDED = frozenset({b"content-length", b"expect"})
 """The body has been read by the time it is sent: the client's `Expect` is answered, and an upstream that knows none
 would be waited for."""
@@ -124,7 +126,10 @@ class Passthrough:
             lists = scope["method"] == "GET" and path in LISTS
             await fleet.until_asked(model, path, FIRST_PROBE_S, all_of_them=lists)
             if not (lists and await self._listed(scope, reply)):
-                await self._exchange(scope, reply, body, fleet.backend_for(model, path), None)
+                backend = fleet.backend_for(model, path)
+                await self._exchange(scope, reply, body, backend, None)
+                if scope["method"] == "POST" and path.startswith(_SLOT_ACTIONS):
+                    self._parts.dispatcher.keepers[backend.name].read_soon()
         except ProxyError as failure:
             await reply.error(failure)
 

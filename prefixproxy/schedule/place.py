@@ -1,4 +1,4 @@
-"""Where one waiting ticket should go now, or what it waits for: reads all state, changes none.
+"""Where one waiting ticket should go now, or what it waits for: reads all state, changes none but to ask for a look.
 
 Every way to run it has a price in seconds: evaluating what is not cached, copying a snapshot, and the value of what
 is overwritten. Waiting for a busy slot and warming a root alone are weighed against the cheapest of these.
@@ -117,7 +117,9 @@ class Placement(ColdRoots):
         """Without a slot, where one of unknown content may have more of it; a look first, where others may have used
         it since the last one."""
         slots = best.server.slots
-        if not (slots.observed and ticket.reuse and ticket.pinnable) or slots.unpinned_because(self.now):
+        if self.policy.side_slots or not (slots.observed and ticket.reuse and ticket.pinnable):
+            return None  # the server knows nothing of slots that are kept
+        if slots.unpinned_because(self.now):
             return None
         if ticket.n_tokens > best.cached + LOOK_TOKENS and unseen(slots, self.now):
             if slots.polled_at <= slots.seen_at:

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from running_engine import RunningEngine
-from running_proxy import running_proxy
+from running_proxy import eventually, running_proxy, until_quiet
 
 pytestmark = [pytest.mark.anyio, pytest.mark.engine, pytest.mark.timeout(120)]
 
@@ -56,3 +56,17 @@ async def test_so_is_one_that_another_client_had_straight(engine_factory: Callab
         await asked(client, talk("Else", 3))
         await asked(straight, messages)
         assert (await asked(client, messages))["prompt_n"] < 60
+
+
+async def test_what_a_client_erases_is_not_counted_on(engine_factory: Callable[..., RunningEngine]) -> None:
+    engine = engine_factory(parallel=2, ctx=2 * 2048)
+    async with running_proxy(engine.url) as running, httpx.AsyncClient(base_url=running.url, timeout=60) as client:
+        await asked(client, talk("Rule"))
+        await until_quiet(running)
+
+        def held() -> list[int]:
+            return [slot.tokens for slot in running.proxy.parts.dispatcher.snapshot().slots]
+
+        [slot] = [number for number, tokens in enumerate(held()) if tokens > 300]
+        assert (await client.post(f"/slots/{slot}?action=erase")).status_code == 200
+        await eventually(lambda: held()[slot] == 0)
