@@ -64,4 +64,5 @@ async def test_two_hundred_at_once_answer_as_one_by_one(
     different = [number for number in range(N_REQUESTS) if together[number] != alone[number]]
     assert different == []
     assert Counter(record["outcome"] for record in journal) == {"ok": N_REQUESTS}
-    assert {record["slot"] for record in journal} == {0, 1, 2, 3}
+    # None: sent without one, and over before it was found
+    assert {0, 1, 2, 3} <= {record["slot"] for record in journal} <= {0, 1, 2, 3, None}
