@@ -94,5 +94,8 @@ def emptied(slots: Sequence[Mapping[str, object]]) -> int:
 
 
 def shows_clearing(slots: Sequence[Mapping[str, object]]) -> bool | None:
-    """What a look at a server that was used tells of it."""
-    return False if len(slots) == 1 else True if emptied(slots) else None
+    """What a look at a server that was used tells of it. The slot that ran last holds something still."""
+    if len(slots) == 1:
+        return False
+    holds_any = any(slot.get("n_prompt_tokens") or slot.get("is_processing") for slot in slots)
+    return True if holds_any and emptied(slots) else None

@@ -106,6 +106,7 @@ def slot(task: int, n_tokens: int, *, busy: bool = False) -> dict[str, object]:
         ([slot(4, 0), slot(5, 0), slot(6, 200)], True),
         ([slot(4, 0), slot(5, 0), slot(6, 0, busy=True)], True),
         ([slot(4, 0), slot(6, 200)], None),
+        ([slot(0, 0), slot(0, 0), slot(0, 0)], None),  # nothing ran, or all were erased
         ([slot(4, 0), slot(-1, 0), slot(6, 200)], None),
         ([slot(4, 0), slot(5, 0), slot(6, 200), slot(7, 200)], None),  # two may have run at once
         ([slot(4, 200)], False),
