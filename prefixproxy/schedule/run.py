@@ -151,7 +151,7 @@ def settle(server: Server, ticket: Ticket, need: int, now: float, likely: Slot |
     tasks = {slot.id.slot: slot.task for slot in server.slots.slots if slot.task is not None}
     server.slots.settling = Settling(ticket.id, need, now, tenant=ticket.tenant, before=tasks)
     server.slots.poll_soon = True
-    server.slots.strangers.tries -= 1
+    server.slots.strangers.tries = max(0, server.slots.strangers.tries - 1)
     if ticket.n_seqs > 1:
         server.slots.several.add(ticket.id)
         server.slots.cleared.note(need - 1, now)

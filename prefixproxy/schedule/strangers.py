@@ -22,11 +22,11 @@ class Strangers:
 
     tries: int = 0
 
-    def note(self, slots: Sequence[Slot], slot: Slot, n_tokens: int | None) -> None:
-        """A look shows so many tokens in an idle slot."""
+    def note(self, slots: Sequence[Slot], slot: Slot, n_tokens: int | None, *, ours: bool) -> None:
+        """A look shows so many tokens in an idle slot. `ours`: a request of ours may have left them."""
         before, slot.strange = slot.strange, 0 if slot.held.tokens else n_tokens or 0
-        if slot.strange > max(before, MIN_FOUND_TOKENS):
-            self.tries = TRIES * sum(each.strange > MIN_FOUND_TOKENS for each in slots)
+        if slot.strange > max(before, MIN_FOUND_TOKENS) and not ours:
+            self.tries = min(self.tries + TRIES, TRIES * len(slots))
 
     def may_have(self, slots: Sequence[Slot], cached: int) -> bool:
         """Whether an idle slot may have so much more of a prompt than these tokens that it is worth a try."""

@@ -77,8 +77,13 @@ def test_a_proxy_before_a_sound_server_passes(
 
 
 def test_a_failed_verdict_ends_reuse_in_the_running_proxy_and_a_passed_one_brings_it_back(
-    server: RunningEngine, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+    engine_factory: Callable[..., RunningEngine],
+    tiny_models: Callable[[str], Path],
+    tmp_path: Path,
+    capfdbinary: pytest.CaptureFixture[bytes],
 ) -> None:
+    """On a server that nobody has used: from the first prompt on roots are copied, and some copies are planted ones."""
+    server = engine_factory(model=tiny_models("attentive"), parallel=4, ctx=4 * 2048)
     state = tmp_path / "state.db"
     with (
         wrong_slot(server.url, server.save_dir, times=EVERY) as faulty,  # which of them matter is up to the proxy

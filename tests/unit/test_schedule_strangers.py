@@ -69,16 +69,18 @@ def test_it_is_given_up_after_a_few_tries() -> None:
     slots = [Slot(SlotId("u", i), SlotState.IDLE, 0.0) for i in range(3)]
     strangers = Strangers()
     for slot, n_tokens in zip(slots, (0, 500, 900), strict=True):
-        strangers.note(slots, slot, n_tokens)
+        strangers.note(slots, slot, n_tokens, ours=False)
     assert strangers.tries == 2 * TRIES
     assert [strangers.may_have(slots, cached) for cached in (0, 800, 880)] == [True, True, False]
     strangers.tries = 0
-    strangers.note(slots, slots[2], 900)
+    strangers.note(slots, slots[2], 900, ours=False)
     assert not strangers.may_have(slots, 0), "the same content is no news"
-    strangers.note(slots, slots[2], 950)
+    strangers.note(slots, slots[2], 950, ours=True)
+    assert not strangers.may_have(slots, 0), "what we left ourselves is not gone to see"
+    strangers.note(slots, slots[2], 990, ours=False)
     assert strangers.may_have(slots, 0)
     slots[1].held, slots[2].state = replace(NOTHING, tokens=500), SlotState.LEASED
-    strangers.note(slots, slots[1], 500)
+    strangers.note(slots, slots[1], 500, ours=False)
     assert not strangers.may_have(slots, 0)
 
 
