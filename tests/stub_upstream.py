@@ -413,6 +413,11 @@ async def _alone(n_slots: int, n_ctx_slot: int) -> None:
         await asyncio.Event().wait()
 
 
+def _rendered(body: Mapping[str, Any]) -> str:
+    """As most templates do it: the tools stand in front."""
+    return "\n".join([*(str(tool) for tool in body.get("tools", ())), *(str(m["content"]) for m in body["messages"])])
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--slots", type=int, default=4)
@@ -420,8 +425,3 @@ if __name__ == "__main__":
     given = parser.parse_args()
     with suppress(KeyboardInterrupt):
         asyncio.run(_alone(given.slots, given.ctx))
-
-
-def _rendered(body: Mapping[str, Any]) -> str:
-    """As most templates do it: the tools stand in front."""
-    return "\n".join([*(str(tool) for tool in body.get("tools", ())), *(str(m["content"]) for m in body["messages"])])

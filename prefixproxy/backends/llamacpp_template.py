@@ -37,22 +37,22 @@ async def template_facts(render: Render, source: str) -> TemplateFacts:
     begun = await render({"messages": _CHATS[0]})
     return TemplateFacts(
         opening=begun[: max(0, begun.find(_QUESTION["content"]))],
-        shows_tools=await _shows_tools(render),
+        shows_tools=await _shows_tools(render, begun),
         names=names,
         late=frozenset([name for name in _SWITCHES if name in (names or ()) and await _is_late(render, name)]),
     )
 
 
-async def _shows_tools(render: Render) -> bool:
-    """Whether a tool changes the prompt, with a system text or without: some templates define tools in only one."""
+async def _shows_tools(render: Render, begun: str) -> bool:
+    """Whether a tool changes the prompt, with a system text or without: some templates define tools in only one.
+    `begun`: the chat that the user begins, rendered without."""
+    alone, headed = _CHATS
     try:
-        for messages in _CHATS:
-            plain = {"messages": messages}
-            if await render(plain) != await render({**plain, "tools": [_TOOL]}):
-                return True
+        if begun != await render({"messages": alone, "tools": [_TOOL]}):
+            return True
+        return await render({"messages": headed}) != await render({"messages": headed, "tools": [_TOOL]})
     except UpstreamFailed:
         return True
-    return False
 
 
 async def _is_late(render: Render, switch: str) -> bool:

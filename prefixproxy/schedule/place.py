@@ -128,7 +128,7 @@ class Placement(ColdRoots):
             return Hold(HoldReason.LOOKING, max(self.now, slots.polled_at) + LOOK_WAIT_S)
         if ticket.n_tokens <= best.cached + MIN_FOUND_TOKENS or not slots.strangers.may_have(slots.slots, best.cached):
             return None
-        return Spread(best.server, 1) if slots.pins_confirmed(self.now) else Hold(HoldReason.UNCONFIRMED_PINS)
+        return self._without_pin(best.server, 1)
 
     # 2. several slots, or the client's own
 
@@ -200,9 +200,13 @@ class Placement(ColdRoots):
         if not ready:
             return self._without_slot(ticket, serving)
         server = max(ready, key=lambda server: server.slots.counts.deepest(ticket.chain) if ticket.reuse else 0)
+        return self._without_pin(server, _need(ticket, server))
+
+    def _without_pin(self, server: Server, need: int) -> Hold | Spread:
+        """The server chooses the slots, once no pin can be on its way to one of them."""
         if server.slots.observed and not server.slots.pins_confirmed(self.now):
             return Hold(HoldReason.UNCONFIRMED_PINS)
-        return Spread(server, _need(ticket, server))
+        return Spread(server, need)
 
     def _has_idle(self, server: Server, ticket: Ticket) -> bool:
         idle = sum(slot.idle and slot.promised in (None, ticket.id) for slot in server.slots.slots)

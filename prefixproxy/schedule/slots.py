@@ -303,13 +303,13 @@ class Upstream:
 
     def drained(self, slot: Slot, n_tokens: int | None, now: float) -> None:
         """A draining slot was seen idle, holding `n_tokens`."""
-        ours = slot.held.tokens > 0 or slot.doubt is not None
         if slot.doubt is None:
+            ours = slot.held.tokens > 0
             self.hold(slot, left_over(slot, n_tokens))
+            self.strangers.note(self.slots, slot, n_tokens, ours=ours)
         else:
             self.check(slot, n_tokens)
         slot.dirty = bool(n_tokens)  # llama-server shows no count for a slot that never ran anything
-        self.strangers.note(self.slots, slot, n_tokens, ours=ours)
         self.free(slot, now)
 
     def check(self, slot: Slot, n_tokens: int | None) -> None:
