@@ -1,8 +1,9 @@
 """Asks an unused llama-server what becomes of a slot that is idle: whether another request that starts clears it, and
 whether what displaces it leaves a copy in the server's RAM cache (`--cache-ram`). No answer of the server tells either.
 
-Prompts are sent without a slot, and share nothing, so the server takes the slot left alone for longest
-(server-context.cpp, get_available_slot). When all is over that is the one it would have begun with.
+Prompts are sent without a slot. The server takes the slot that shares most with a prompt, if that is more than a tenth
+of it, else the one left alone for longest (server-context.cpp, get_available_slot). When all is over that is the one it
+would have begun with, unless there are too many.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from dataclasses import dataclass
 from prefixproxy.backends.llamacpp_memory import Evaluate
 
 MOST_SLOTS = 8
-"""With more slots than that only two are tried, and the RAM cache is not: going round takes too long."""
+"""With more slots than that nobody goes round them in the end: it takes too long."""
 LEAST_EMPTIED = 2
 HELD_TOKENS = 16
+SHARED_TOKENS, OTHER_TOKENS = 4, 8
+"""What displaces them shares so much that the server takes the same slot, and less than half: then it makes a copy."""
 _FIRST_TOKEN = 200
 """Any vocabulary has token ids so low, and no prompt starts with them in a row; nor does a trial of the memory."""
 
@@ -33,7 +36,7 @@ class Idle:
 
 async def idle_slots(found: Idle, evaluate: Evaluate, look: Look, used: Iterable[int], n_slots: int) -> None:
     """Fills `found` in as it goes, so that what was found before a failure stays. `used`: the slots of an earlier
-    trial, in order. Some 16 tokens are evaluated, and two in each slot."""
+    trial, in order. Some 40 tokens are evaluated, and one in each of few slots."""
     trial = _Trial(evaluate, list(used))
     held = trial.prompt(HELD_TOKENS)
     home, _ = await trial.send(held)
@@ -43,19 +46,10 @@ async def idle_slots(found: Idle, evaluate: Evaluate, look: Look, used: Iterable
     if left is None:
         return
     found.clears = left == 0
-    if n_slots > MOST_SLOTS:
-        return
-    if found.clears:
-        found.host_cache = True  # idle slots are cleared only once they were copied there
-    else:
-        while len(trial.order) < n_slots or trial.order[-1] != home:
-            if trial.n_sent > 3 * n_slots:
-                return  # somebody else uses it by now
-            await trial.fill()
-        _, reused = await trial.send([*held, *trial.prompt(1)])
-        found.host_cache = None if reused is None else reused >= HELD_TOKENS
-    while trial.n_sent <= 4 * n_slots and (len(trial.order) < n_slots or trial.order[0] != trial.start):
-        await trial.fill()
+    # idle slots are cleared only once they were copied there
+    found.host_cache = True if found.clears else await trial.finds_again(held, home)
+    if n_slots <= MOST_SLOTS:
+        await trial.go_round(n_slots)
 
 
 class _Trial:
@@ -76,6 +70,20 @@ class _Trial:
     async def fill(self) -> int:
         """Use the slot that was left alone for longest."""
         return (await self.send(self.prompt(1)))[0]
+
+    async def finds_again(self, held: Sequence[int], home: int) -> bool | None:
+        """Whether a prompt that was displaced from its slot is found elsewhere."""
+        displacing = [*held[:SHARED_TOKENS], *self.prompt(OTHER_TOKENS)]
+        if (await self.send(displacing))[0] != home:
+            return None
+        slot, reused = await self.send([*held, *self.prompt(1)])
+        return None if reused is None or slot != home else reused >= len(held)
+
+    async def go_round(self, n_slots: int) -> None:
+        """Until every slot was used, and the next one is the one of a fresh server; or somebody else uses it by now."""
+        most = self.n_sent + 2 * n_slots
+        while self.n_sent < most and (len(self.order) < n_slots or self.order[0] != self.start):
+            await self.fill()
 
     async def send(self, prompt: Sequence[int]) -> tuple[int, int | None]:
         slot, reused = await self._evaluate(prompt)

@@ -229,7 +229,7 @@ class Machine(RuleBasedStateMachine):
     def look(self, data: st.DataObject, late: bool) -> None:
         name = data.draw(st.sampled_from(self.w.observed()))
         if late:
-            self.w.now += 0.001
+            self.time_passes(0.001)
             self.w.looks.append(Look(name, self.w.now, self.w.read(name)))
         else:
             self.w.look_now(name)
@@ -360,7 +360,9 @@ class Machine(RuleBasedStateMachine):
         served = self.w.serving(ticket)
         choosing = any(s.pin is None for s in self.w.sent) or self.w.now < self.w.haunted_until
         holds = {
+            # slots were kept for one further back in line, which went without a slot in the same look
             HoldReason.NO_SLOT: self.w.policy.side_slots > 0
+            or choosing
             or all(sum(s.id.upstream == name for s in idle) < self.needs(ticket, name) for name in served),
             HoldReason.OVERTAKEN: not idle,
             HoldReason.WARMING: SlotState.RESERVED in states and waiting.until,
