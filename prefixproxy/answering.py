@@ -185,7 +185,7 @@ class Answering:
             total = await lease.backend.count_tokens(Api.MESSAGES, planned.body.data, planned.rendered())
         except (ProxyError, KeyError, TypeError, ValueError) as failure:
             log.debug("the prompt of %s was not counted: %s", self._exchange.id, failure)
-        reused = 0 if lease.never_reuses else lease.seen_reused
+        reused = lease.seen_reused if lease.reuses_unasked else 0
         return start_left_out(f"chatcmpl-{self._exchange.id}", lease.model, total, reused, lease.ticket.n_tokens)
 
     def _mark_inexact(self) -> None:

@@ -289,7 +289,7 @@ class Dispatcher:
             model=self.fleet.model_of(grant.upstream),
             native=keeper.can.native,
             reuse_off=keeper.reuse_off,
-            never_reuses=keeper.state.facts is not None and keeper.state.facts.never_reuses,
+            reuses_unasked=keeper.state.facts is None or keeper.state.facts.reuses_unasked is not False,
         )
         lease.run_beside(self._leases.values())
         self._leases[grant.ticket_id] = lease

@@ -178,6 +178,7 @@ def ticket_of(exchange: Exchange, n_tokens: int, deadline: float, *, pinnable: b
         reuse=reuse,
         starts=plan.starts,
         solid=plan.solid,
+        form=plan.form,
     )
 
 

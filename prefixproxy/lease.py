@@ -76,8 +76,8 @@ class Lease:
     """Its upstream is llama-server (`Capabilities.native`)."""
     reuse_off: str = ""
     """Why its upstream must not reuse anything; "" if it may."""
-    never_reuses: bool = False
-    """Its upstream reuses nothing anyway."""
+    reuses_unasked: bool = True
+    """Its upstream reuses what it can unless it is told otherwise, as far as that is known."""
     alone: bool = True
     """No other request of ours ran beside it on its upstream."""
     truncated: bool = False
@@ -88,7 +88,7 @@ class Lease:
     def require_obedience(self, api: Api) -> None:
         """Raises BadRequest where nothing may be reused and the path has no way to say so: llama-server drops
         `cache_prompt` from /v1/messages (server-chat.cpp)."""
-        if self.reuse_off and self.native and not self.never_reuses and api not in PINNABLE:
+        if self.reuse_off and self.native and self.reuses_unasked and api not in PINNABLE:
             self.idle = True
             raise BadRequest(
                 f"nothing may be reused on upstream {self.backend.name} ({self.reuse_off}), and this path has no way "

@@ -20,10 +20,11 @@ from prefixproxy.prefix import PrefixChain, blocks_within, chain_of
 from prefixproxy.prompt import Edit, Prompt
 from prefixproxy.stabilise.stabiliser import Stabiliser
 from prefixproxy.tools import ToolMemory
-from prefixproxy.types import Api, Relocation, TemplateFacts
+from prefixproxy.types import Api, Form, Relocation, TemplateFacts
 
 Mode = Literal["apply", "observe", "off"]
 
+NO_TEMPLATE = TemplateFacts()
 KWARGS, EFFORT = "chat_template_kwargs", "reasoning_effort"
 
 
@@ -43,10 +44,21 @@ class Plan:
     canonical: Canonical | None
     chain: PrefixChain
     head_blocks: int
+    template: TemplateFacts = NO_TEMPLATE
 
     def rendered(self, control: Sequence[Edit] = ()) -> bytes:
         """The body to send, with `control` (slot, streaming) added."""
         return self.body.render([*self.edits, *control])
+
+    @property
+    def form(self) -> Form:
+        """How the prompt came."""
+        if self.prompt is None or not self.prompt.raw:
+            return Form.CHAT
+        asked = self.body.data.get("prompt")
+        if isinstance(asked, list) and any(isinstance(item, int) for item in asked):
+            return Form.TOKENS
+        return Form.RENDERED if isinstance(asked, str) and self.template.opens(asked) else Form.TEXT
 
     @property
     def starts(self) -> tuple[int, ...]:
@@ -198,6 +210,7 @@ class Planner:
             canonical=form,
             chain=chain,
             head_blocks=head_blocks,
+            template=template,
         )
 
     def _steady(self, prompt: Prompt, *, remember: bool) -> tuple[Edit, ...]:

@@ -383,6 +383,8 @@ class _Run:
         off = lease.native and api in PINNABLE and not (self._exchange.reuse and not lease.reuse_off)
         if off:
             edits.append(SetKey((), "cache_prompt", False))
+        elif lease.native and api in PINNABLE and not lease.reuses_unasked and "cache_prompt" not in data:
+            edits.append(SetKey((), "cache_prompt", True))
         if not lease.native:
             self._exchange.arm = None  # such a server cannot be asked for no reuse
         self._exchange.reuse_off = off or (lease.native and data.get("cache_prompt") is False)

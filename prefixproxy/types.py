@@ -177,6 +177,27 @@ class Capabilities:
     """Whether a request that starts clears the slots that are idle (one unified KV pool); None: not known."""
 
 
+MARK_CHARACTERS = 6
+"""So long at least is what marks a turn in the templates that have marks ("[INST]", "<|user|>", "<|im_start|>")."""
+
+
+class Form(StrEnum):
+    """How a prompt came. The same tokens may come in two forms, and nobody but the server sees that they are the same:
+    a chat, and a text that was rendered from one by the same template (`RENDERED`: it begins as that does); any of
+    them, and a list of tokens."""
+
+    CHAT = "chat"
+    RENDERED = "rendered"
+    TEXT = "text"
+    TOKENS = "tokens"
+
+    def may_be(self, other: Form) -> bool:
+        """Whether a prompt in one form may be the same as one in the other."""
+        if self is other:
+            return False
+        return Form.TOKENS in (self, other) or Form.TEXT not in (self, other)
+
+
 @dataclass(frozen=True, slots=True)
 class TemplateFacts:
     """What a chat template makes of a prompt beside its messages.
@@ -190,6 +211,11 @@ class TemplateFacts:
     shows_tools: bool = True
     names: frozenset[str] | None = None
     late: frozenset[str] = frozenset()
+
+    def opens(self, text: str) -> bool:
+        """Whether a text begins as chats do: with the first characters of what the template writes."""
+        mark = self.opening[:MARK_CHARACTERS]
+        return len(mark) == MARK_CHARACTERS and text.startswith(mark)
 
     def heeds(self, switch: str, value: object) -> bool:
         """Whether a switch of the template may change the prompt before its end."""
@@ -221,8 +247,9 @@ class UpstreamFacts:
     that is not known."""
     kv_types: tuple[str, str] | None = None
     """What keys and values of its cache are made of ("f16", "q8_0"), None where that is not known."""
-    never_reuses: bool = False
-    """It was told to reuse nothing, whatever a request says (`--no-cache-prompt`)."""
+    reuses_unasked: bool | None = None
+    """Whether it reuses anything for a request that does not ask for that (with `--no-cache-prompt` it does not); None
+    where that is not known."""
     reuse_off: str = ""
     """Why nothing may be reused there; "" if it may."""
     tried: Mapping[int, Usage] = field(default_factory=dict)

@@ -136,7 +136,7 @@ class LlamaServer(HttpUpstream):
             template=await self._facts_of(_template_in(props)),
             ram_mib=flags.ram_mib if flags is not None else DEFAULT_RAM_MIB if self._idle.host_cache else 0,
             kv_types=flags.kv_types if flags is not None else None,
-            never_reuses=flags is not None and flags.cache_prompt is False,
+            reuses_unasked=self._idle.reuses_unasked if flags is None else flags.cache_prompt is not False,
             tried=tried,
         )
 
@@ -184,14 +184,17 @@ class LlamaServer(HttpUpstream):
                     self._rolls_back[model] = await rolls_back(evaluate)
                 self._idle = Idle()
                 if tries_idle and len(slots) > 1:
-                    await idle_slots(self._idle, evaluate, look, tried, len(slots))
+                    unasked = partial(self._try, tried, asks=False)
+                    await idle_slots(self._idle, evaluate, unasked, look, tried, len(slots))
                     if self._rolls_back[model] is None and not self._idle.host_cache:
                         self._idle.host_cache = None  # of a sliding window so short a prompt is not reused either way
         except (ProxyError, TimeoutError, AttributeError, KeyError, TypeError) as failure:
             log.info("upstream %s: what becomes of its slots could not be tried: %r", self.name, failure)
 
-    async def _try(self, tried: dict[int, Usage], tokens: Sequence[int]) -> tuple[int, int | None]:
-        body = {"prompt": list(tokens), "n_predict": 0, "cache_prompt": True}
+    async def _try(
+        self, tried: dict[int, Usage], tokens: Sequence[int], *, asks: bool = True
+    ) -> tuple[int, int | None]:
+        body = {"prompt": list(tokens), "n_predict": 0, **({"cache_prompt": True} if asks else {})}
         answer = await self.call("POST", "/completion", body, timeout_s=None)
         slot, usage = int(answer["id_slot"]), usage_from(Api.COMPLETION, [answer])
         tried[slot] = _sum(tried.get(slot), usage)

@@ -1,5 +1,6 @@
 """Asks an unused llama-server what becomes of a slot that is idle: whether another request that starts clears it, and
-whether what displaces it leaves a copy in the server's RAM cache (`--cache-ram`). No answer of the server tells either.
+whether what displaces it leaves a copy in the server's RAM cache (`--cache-ram`). And whether it reuses anything for a
+request that does not ask for that (`--no-cache-prompt`). No answer of the server tells any of these.
 
 Prompts are sent without a slot. The server takes the slot that shares most with a prompt, if that is more than a tenth
 of it, else the one left alone for longest (server-context.cpp, get_available_slot). When all is over that is the one it
@@ -32,11 +33,14 @@ class Idle:
 
     clears: bool | None = None
     host_cache: bool | None = None
+    reuses_unasked: bool | None = None
 
 
-async def idle_slots(found: Idle, evaluate: Evaluate, look: Look, used: Iterable[int], n_slots: int) -> None:
-    """Fills `found` in as it goes, so that what was found before a failure stays. `used`: the slots of an earlier
-    trial, in order. Some 40 tokens are evaluated, and one in each of few slots."""
+async def idle_slots(
+    found: Idle, evaluate: Evaluate, unasked: Evaluate, look: Look, used: Iterable[int], n_slots: int
+) -> None:
+    """Fills `found` in as it goes, so that what was found before a failure stays. `unasked`: does not ask for reuse.
+    `used`: the slots of an earlier trial, in order. Some 40 tokens are evaluated, and one in each of few slots."""
     trial = _Trial(evaluate, list(used))
     held = trial.prompt(HELD_TOKENS)
     home, _ = await trial.send(held)
@@ -50,6 +54,7 @@ async def idle_slots(found: Idle, evaluate: Evaluate, look: Look, used: Iterable
     found.host_cache = True if found.clears else await trial.finds_again(held, home)
     if n_slots <= MOST_SLOTS:
         await trial.go_round(n_slots)
+    found.reuses_unasked = await trial.reuses(unasked)
 
 
 class _Trial:
@@ -60,6 +65,7 @@ class _Trial:
         self.order = used
         self.start = used[0] if used else None
         self.n_sent = 0
+        self.last: Sequence[int] = ()
         self._next = _FIRST_TOKEN
 
     def prompt(self, n_tokens: int) -> list[int]:
@@ -85,8 +91,14 @@ class _Trial:
         while self.n_sent < most and (len(self.order) < n_slots or self.order[0] != self.start):
             await self.fill()
 
+    async def reuses(self, evaluate: Evaluate) -> bool | None:
+        """Whether anything is reused for a prompt that begins with the last one."""
+        slot, reused = await evaluate([*self.last, *self.prompt(1)])
+        return None if reused is None or slot != self.order[-1] else reused > 0
+
     async def send(self, prompt: Sequence[int]) -> tuple[int, int | None]:
         slot, reused = await self._evaluate(prompt)
+        self.last = prompt
         self.n_sent += 1
         self.start = slot if self.start is None else self.start
         self.order = [*(one for one in self.order if one != slot), slot]

@@ -58,6 +58,15 @@ def cleared_first(
     return _if_worth_it(ticket, server, slot, 0, policy, busy, now)
 
 
+def lent_first(ticket: Ticket, server: Server, slot: Slot, more: int, policy: Policy, now: float) -> SaveFirst | None:
+    """Save an idle slot that has so many `more` tokens of a ticket than the one its client named."""
+    if not _can_park(ticket, server, slot, policy, now):
+        return None
+    if more <= COPIES * server.slots.rates.copy_s(slot.held.tokens) * server.rate(policy):
+        return None
+    return _unless_busy(ticket, server, slot, now)
+
+
 def _can_park(ticket: Ticket, server: Server, slot: Slot, policy: Policy, now: float) -> bool:
     if slot.held.tokens < MIN_PARKED_TOKENS or slot.promised == ticket.id or is_parked(server, slot):
         return False
@@ -67,11 +76,15 @@ def _can_park(ticket: Ticket, server: Server, slot: Slot, policy: Policy, now: f
 def _if_worth_it(
     ticket: Ticket, server: Server, slot: Slot, kept: int, policy: Policy, busy: int, now: float
 ) -> SaveFirst | None:
-    known = server.roots.find(slot.held.chain)
-    if known is not None and (known.running or now < known.retry_at):
-        return None
     lost_s = server.slots.lost_s(slot, kept, min(server.rate(policy), VALUED_RATE), now)
     if lost_s <= COPIES * server.slots.rates.copy_s(slot.held.tokens) * (1 + busy):
+        return None
+    return _unless_busy(ticket, server, slot, now)
+
+
+def _unless_busy(ticket: Ticket, server: Server, slot: Slot, now: float) -> SaveFirst | None:
+    known = server.roots.find(slot.held.chain)
+    if known is not None and (known.running or now < known.retry_at):
         return None
     return SaveFirst(server, slot, slot.held.chain, ticket, parked=True)
 

@@ -7,18 +7,19 @@ is overwritten. Waiting for a busy slot and warming a root alone are weighed aga
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from prefixproxy.schedule.cheapest import cheapest_places
 from prefixproxy.schedule.cold import ColdRoots
 from prefixproxy.schedule.look import LOOK_WAIT_S, unseen
-from prefixproxy.schedule.park import can_save, cleared_first, park_first, turn_first, worthwhile_tokens
+from prefixproxy.schedule.park import can_save, cleared_first, lent_first, park_first, turn_first, worthwhile_tokens
 from prefixproxy.schedule.plan import (
     Decision,
     Group,
     Hold,
     Place,
+    SaveFirst,
     Server,
     Spread,
     WarmFirst,
@@ -72,7 +73,7 @@ class Placement(ColdRoots):
             return self._several(waiting, serving)
         home = self._client_slot(ticket, serving)
         if home is not None:
-            return self._at_client_slot(ticket, *home)
+            return self._at_client_slot(waiting, *home)
         open_servers = self.open_of(serving)
         anyway = self.held_anyway(waiting, open_servers)
         if anyway is not None:
@@ -126,9 +127,11 @@ class Placement(ColdRoots):
                 slots.poll_soon = True
                 slots.stir()
             return Hold(HoldReason.LOOKING, max(self.now, slots.polled_at) + LOOK_WAIT_S)
-        if ticket.n_tokens <= best.cached + MIN_FOUND_TOKENS or not slots.strangers.may_have(slots.slots, best.cached):
+        if ticket.n_tokens <= best.cached + MIN_FOUND_TOKENS:
             return None
-        return self._without_pin(best.server, 1)
+        if not slots.strangers.may_have(slots.slots, best.cached, ticket.form):
+            return None
+        return self._without_pin(best.server, 1, best.slot if best.root is None else None)
 
     # 2. several slots, or the client's own
 
@@ -202,11 +205,11 @@ class Placement(ColdRoots):
         server = max(ready, key=lambda server: server.slots.counts.deepest(ticket.chain) if ticket.reuse else 0)
         return self._without_pin(server, _need(ticket, server))
 
-    def _without_pin(self, server: Server, need: int) -> Hold | Spread:
+    def _without_pin(self, server: Server, need: int, likely: Slot | None = None) -> Hold | Spread:
         """The server chooses the slots, once no pin can be on its way to one of them."""
         if server.slots.observed and not server.slots.pins_confirmed(self.now):
             return Hold(HoldReason.UNCONFIRMED_PINS)
-        return Spread(server, need)
+        return Spread(server, need, likely)
 
     def _has_idle(self, server: Server, ticket: Ticket) -> bool:
         idle = sum(slot.idle and slot.promised in (None, ticket.id) for slot in server.slots.slots)
@@ -220,14 +223,31 @@ class Placement(ColdRoots):
                 return server, server.slots.slots[ticket.wanted_slot % len(server.slots.slots)]
         return None
 
-    def _at_client_slot(self, ticket: Ticket, server: Server, slot: Slot) -> Decision:
+    def _at_client_slot(self, waiting: Waiting, server: Server, slot: Slot) -> Decision:
+        """What that slot holds is saved first, and what a file or another slot has of the prompt is brought there."""
+        ticket = waiting.ticket
         closed = self.closed_because(server)
         if closed is not None:
             return Hold(closed)
         if not slot.idle or slot.promised not in (None, ticket.id):
             return Hold(HoldReason.CLIENT_SLOT)
-        cached, _ = self.reuse(ticket, server, slot.held)
-        return Place(server, slot, None, cached, 0.0, Reason.CLIENT_SLOT)
+        place = self.direct(ticket, server, slot, server.rate(self.policy))
+        place = replace(place, reason=Reason.CLIENT_SLOT)
+        if waiting.plain is not None:
+            return place
+        place = _best([place, *self.forks(ticket, server, [slot])])
+        return (
+            self._lent_first(ticket, place) or park_first(ticket, place, self.policy, self.running, self.now) or place
+        )
+
+    def _lent_first(self, ticket: Ticket, place: Place) -> SaveFirst | None:
+        server, slot = place.server, place.slot
+        idle = [
+            other for other in server.slots.in_state(SlotState.IDLE) if other.promised is None and other is not slot
+        ]
+        more = {other.number: self.reuse(ticket, server, other.held)[0] - place.cached for other in idle}
+        most = max(idle, key=lambda other: more[other.number], default=slot)
+        return lent_first(ticket, server, most, more.get(most.number, 0), self.policy, self.now)
 
     def _without_slot(self, ticket: Ticket, serving: Group) -> Hold | Spread:
         """3. Why nothing is free for it. Where others take the slots it queues up behind them, in the server."""

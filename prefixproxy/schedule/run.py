@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from prefixproxy.schedule import copies, work
 from prefixproxy.schedule.plan import Server, is_truncated, kept_by_cut, shared
-from prefixproxy.schedule.ram import Loads
+from prefixproxy.schedule.ram import MIN_FOUND_TOKENS, Loads
 from prefixproxy.schedule.rates import MIN_RATE_TOKENS, mixed
 from prefixproxy.schedule.roots import DELIVERED_SHARE, Root
 from prefixproxy.schedule.slot import NOTHING, UNSTARTED_SETTLE_S, Held, Settling, Slot, cuts_of
@@ -119,6 +119,7 @@ def lease(
     expected = kept_by_cut(ticket, first.held, blocks) if by_cut else shares
     if loads is not None:
         expected = shares = loads.tokens
+    server.slots.strangers.meet(ticket.form, len(server.slots.slots))
     running = Running(
         ticket,
         server,
@@ -151,6 +152,7 @@ def settle(server: Server, ticket: Ticket, need: int, now: float, likely: Slot |
     tasks = {slot.id.slot: slot.task for slot in server.slots.slots if slot.task is not None}
     server.slots.settling = Settling(ticket.id, need, now, tenant=ticket.tenant, before=tasks)
     server.slots.poll_soon = True
+    server.slots.strangers.meet(ticket.form, len(server.slots.slots))
     server.slots.strangers.tries = max(0, server.slots.strangers.tries - 1)
     if ticket.n_seqs > 1:
         server.slots.several.add(ticket.id)
@@ -247,7 +249,11 @@ def learn(running: Running, finish: Finish, now: float) -> None:
 def judge(running: Running, finish: Finish) -> list[Effect]:
     """Compare the reuse that was expected with the reported one, and mend the belief that was wrong."""
     server = running.server
-    if not (finish.ok and running.pinned) or finish.cached_tokens is None:
+    if not finish.ok or finish.cached_tokens is None:
+        return []
+    if not running.pinned:
+        if finish.cached_tokens > running.expected + MIN_FOUND_TOKENS:
+            server.slots.strangers.found(running.ticket.form, len(server.slots.slots))
         return []
     server.slots.ram.note_reuse(running.slots[0].before, running.expected, finish.cached_tokens)
     if running.expected < MIN_RATE_TOKENS:

@@ -139,7 +139,7 @@ class Upstream:
     def open(self, now: float, recalled: Mapping[int, Held]) -> None:
         """Come up with nothing known for certain: an observed slot is not idle until it was seen idle, and what is
         `recalled` of an earlier process's slots counts once a look has shown just as many tokens."""
-        self.clearing = Clearing(blind=bool(self.facts.capabilities.clears_idle))
+        self.clearing, self.strangers = Clearing(blind=bool(self.facts.capabilities.clears_idle)), Strangers()
         state = SlotState.DRAINING if self.observed else SlotState.IDLE
         self._clear()
         first = self.number * MOST_SLOTS

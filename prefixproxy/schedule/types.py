@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Literal
 
 from prefixproxy.prefix import PrefixChain
-from prefixproxy.types import Priority, RootId, SlotId, SlotState, TicketId
+from prefixproxy.types import Form, Priority, RootId, SlotId, SlotState, TicketId
 
 
 class Reason(StrEnum):
@@ -70,7 +70,7 @@ class Ticket:
     its head as text. `n_seqs`: answers asked for at once. `tenant` and `family` are only compared. `needs_ctx`: tokens
     its slot must have room for, 0 if that is no question. `streams`: its client gets tokens as they come; the others'
     first token shows only on llama-server, which always streams to us. `reuse`: False for one that is evaluated whole
-    (`cache_prompt: false`).
+    (`cache_prompt: false`). `form`: what it shares with prompts in another form, its `chain` does not tell.
     """
 
     id: TicketId
@@ -94,6 +94,7 @@ class Ticket:
     reuse: bool = True
     starts: tuple[int, ...] = ()
     solid: tuple[tuple[int, int], ...] = ()
+    form: Form = Form.CHAT
 
     @property
     def alone(self) -> bool:

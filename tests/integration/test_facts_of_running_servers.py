@@ -47,17 +47,17 @@ async def test_a_url_alone_tells_less_and_leaves_no_trace(engine_factory: Callab
 async def test_a_command_line_tells_a_probe_what_no_answer_does() -> None:
     async with StubUpstream() as stub:
         for argv, told in (
-            ((), (("f16", "f16"), False, 8192)),
-            (("-ctk", "q8_0", "--no-cache-prompt", "--cache-ram", "0"), (("q8_0", "f16"), True, 0)),
+            ((), (("f16", "f16"), True, 8192)),
+            (("-ctk", "q8_0", "--no-cache-prompt", "--cache-ram", "0"), (("q8_0", "f16"), False, 0)),
         ):
             server = LlamaServer("local", stub.url, flags=lambda argv=argv: read_flags(argv))  # type: ignore[misc]
             facts = await server.probe()
             await server.close()
-            assert (facts.kv_types, facts.never_reuses, facts.ram_mib) == told
+            assert (facts.kv_types, facts.reuses_unasked, facts.ram_mib) == told
         server = LlamaServer("local", stub.url)
         facts = await server.probe()
         await server.close()
-        assert (facts.kv_types, facts.never_reuses, facts.ram_mib) == (None, False, 0)
+        assert (facts.kv_types, facts.reuses_unasked, facts.ram_mib) == (None, None, 0)
 
 
 async def test_a_log_of_another_run_is_not_believed(engine: RunningEngine) -> None:

@@ -44,7 +44,7 @@ def test_a_path_that_cannot_ask_for_no_reuse_is_refused_where_nothing_may_be_reu
         one.require_obedience(Api.MESSAGES)
     assert (caught.value.code, one.idle) == ("reuse_off", True)
     one.require_obedience(Api.CHAT)
-    one.never_reuses = True
+    one.reuses_unasked = False
     one.require_obedience(Api.MESSAGES)
 
 

@@ -14,13 +14,16 @@ from prefixproxy.prefix import shared_length
 
 class Server:
     """Takes the slot that shares most with a prompt, else the one left alone for longest; the last of those that were
-    never used. `ram`: what loses its slot is kept; `clears`: and so is what is idle when another one starts."""
+    never used. `ram`: what loses its slot is kept; `clears`: and so is what is idle when another one starts. `reuses`:
+    also for a prompt that does not ask for it."""
 
-    def __init__(self, n_slots: int, *, clears: bool = False, ram: bool = True, counts: bool = True) -> None:
+    def __init__(
+        self, n_slots: int, *, clears: bool = False, ram: bool = True, counts: bool = True, reuses: bool = True
+    ) -> None:
         self.held: list[list[int]] = [[] for _ in range(n_slots)]
         self.order = list(reversed(range(n_slots)))
         self.kept: list[list[int]] = []
-        self.clears, self.ram, self.counts = clears, ram, counts
+        self.clears, self.ram, self.counts, self.reuses = clears, ram, counts, reuses
         self.evaluated = self.n_requests = 0
 
     async def evaluate(self, prompt: Sequence[int]) -> tuple[int, int | None]:
@@ -39,13 +42,17 @@ class Server:
         self.order = [*(one for one in self.order if one != slot), slot]
         return slot, reused if self.counts else None
 
+    async def unasked(self, prompt: Sequence[int]) -> tuple[int, int | None]:
+        slot, reused = await self.evaluate(prompt)
+        return slot, reused if self.reuses else 0
+
     async def look(self) -> Sequence[Mapping[str, object]]:
         return [{"id": number, "n_prompt_tokens": len(held)} for number, held in enumerate(self.held)]
 
 
 def tried(server: Server, used: Sequence[int] = ()) -> Idle:
     found = Idle()
-    asyncio.run(idle_slots(found, server.evaluate, server.look, used, len(server.held)))
+    asyncio.run(idle_slots(found, server.evaluate, server.unasked, server.look, used, len(server.held)))
     return found
 
 
@@ -61,16 +68,20 @@ def test_each_cache_is_told_and_the_next_slot_is_the_one_of_a_fresh_server(
         assert asyncio.run(rolls_back(server.evaluate)) is True
         used = [server.order[-1]]
     before = server.evaluated
-    assert tried(server, used) == Idle(clears, ram)
+    assert tried(server, used) == Idle(clears, ram, reuses_unasked=True)
     assert server.order[0] == n_slots - 1
-    assert server.evaluated - before <= (1 if ram else 2) * HELD_TOKENS + OTHER_TOKENS + 2 * n_slots
+    assert server.evaluated - before <= (1 if ram else 2) * HELD_TOKENS + OTHER_TOKENS + 2 * n_slots + 1
 
 
 @pytest.mark.parametrize("ram", [False, True])
 def test_of_many_slots_two_are_tried(*, ram: bool) -> None:
     server = Server(MOST_SLOTS + 1, ram=ram)
-    assert tried(server) == Idle(clears=False, host_cache=ram)
-    assert server.n_requests == 4
+    assert tried(server) == Idle(clears=False, host_cache=ram, reuses_unasked=True)
+    assert server.n_requests == 5
+
+
+def test_a_server_that_reuses_only_what_it_is_asked_to_is_told() -> None:
+    assert tried(Server(4, reuses=False)) == Idle(clears=False, host_cache=True, reuses_unasked=False)
 
 
 def test_a_server_that_counts_nothing_tells_what_its_slots_show() -> None:

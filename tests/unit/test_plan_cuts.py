@@ -1,4 +1,4 @@
-"""What a plan tells the scheduler of where its prompt can be cut, and where the server takes checkpoints."""
+"""What a plan tells the scheduler of where its prompt can be cut, where the server takes checkpoints, and its form."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from prefixproxy.body import Body
 from prefixproxy.plan import Plan, Planner
 from prefixproxy.stabilise.stabiliser import Stabiliser
 from prefixproxy.tools import ToolMemory
-from prefixproxy.types import Api, TemplateFacts
+from prefixproxy.types import Api, Form, TemplateFacts
 from prefixproxy.volatile.files import load_rules
 
 CALL = {"id": "1", "type": "function", "function": {"name": "write", "arguments": '{"text": "long"}'}}
@@ -30,10 +30,16 @@ def planned(messages: list[dict[str, Any]], opening: str = "", **more: Any) -> P
 
 
 def planned_by(template: TemplateFacts, messages: list[dict[str, Any]], **more: Any) -> Plan:
-    body = {"messages": messages, **more}
+    return planner(template).plan(Api.CHAT, body_of({"messages": messages, **more}), "r", 0.0)
+
+
+def planner(template: TemplateFacts) -> Planner:
     memories = ToolMemory(99, 1 << 20), AnswerMemory(99, 1 << 20)
-    planner = Planner(Stabiliser(load_rules()), *memories, "off", template_of=lambda model: template)
-    return planner.plan(Api.CHAT, Body(orjson.dumps(body), body), "r", 0.0)
+    return Planner(Stabiliser(load_rules()), *memories, "off", template_of=lambda model: template)
+
+
+def body_of(data: dict[str, Any]) -> Body:
+    return Body(orjson.dumps(data), data)
 
 
 def place_of(plan: Plan, label: str) -> tuple[int, int]:
@@ -88,3 +94,22 @@ def test_switches_that_the_template_does_not_heed_keep_no_prompts_apart(
     switched, plain = planned_by(known, CHAT, **switches), planned_by(known, CHAT)
     assert (switched.chain != plain.chain) is apart
     assert planned(CHAT, **switches).chain != planned(CHAT).chain, "of an unknown template any switch may be heeded"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "form"),
+    [
+        ("<|im_start|>system\nrules<|im_end|>", Form.RENDERED),
+        ("once upon a time", Form.TEXT),
+        ([1, 2, 3], Form.TOKENS),
+        (["<|im_start|>", 2], Form.TOKENS),
+        (["one", "two"], Form.TEXT),
+    ],
+)
+def test_a_prompt_without_roles_may_be_a_rendered_chat_or_tokens(prompt: Any, form: Form) -> None:
+    template = TemplateFacts("<|im_start|>user\n")
+    plan = planned_by(template, CHAT)
+    assert plan.form is Form.CHAT
+    assert planner(template).plan(Api.COMPLETION, body_of({"prompt": prompt}), "r", 0.0).form is form
+    unknown = planner(TemplateFacts()).plan(Api.COMPLETION, body_of({"prompt": prompt}), "r", 0.0).form
+    assert unknown is (Form.TEXT if form is Form.RENDERED else form)

@@ -3,6 +3,7 @@ when it comes back."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -36,16 +37,22 @@ N_TURNS, N_CONVERSATIONS, N_ROOTS = 3, 12, 3
 
 
 def converse(
-    server: SimServer, policy: Policy | None = None, *, quotes: bool = True, turns: int = N_TURNS
+    server: SimServer,
+    policy: Policy | None = None,
+    *,
+    quotes: bool = True,
+    turns: int = N_TURNS,
+    slot_of: Callable[[int, int], int | None] = lambda turn, i: None,
 ) -> tuple[Sim, list[Request]]:
     """Twelve conversations on three roots take turns on the server's slots. `quotes`: the next prompt repeats the last
-    answer token by token."""
+    answer token by token. `slot_of`: the slot that the client names."""
     sim, asked = Sim([server], policy), []
     histories: list[Text] = [words(f"root {i % N_ROOTS}", 600) for i in range(N_CONVERSATIONS)]
     heads = [600] * N_CONVERSATIONS
     for turn in range(turns):
         for i in range(N_CONVERSATIONS):
-            one = request(histories[i], words(f"turn {turn} of {i}", 60), head=heads[i], answer=20, at=sim.now)
+            text, wanted = words(f"turn {turn} of {i}", 60), slot_of(turn, i)
+            one = request(histories[i], text, head=heads[i], answer=20, at=sim.now, wanted_slot=wanted)
             sim.submit(sim.now + 0.1, one)
             sim.run()
             asked.append(one)
@@ -66,6 +73,17 @@ def test_turns_on_few_slots_cost_little_more_than_the_least(n_slots: int, rate: 
     server = SimServer(facts(n_slots=n_slots), rate=rate)
     _, asked = converse(server)
     assert server.evaluated <= 1.1 * least(asked)
+
+
+def test_conversations_in_the_slots_that_their_clients_name_keep_their_history() -> None:
+    """In some turns only, and another one each time: what a slot holds is saved before, and what another slot or a file
+    has is brought there."""
+    server = SimServer(facts())
+    _, asked = converse(server, slot_of=lambda turn, i: (turn + i) % 4 if (turn + i) % 3 == 0 else None)
+    assert server.evaluated <= 1.15 * least(asked)
+    named = [one for one in asked if one.ticket.wanted_slot is not None]
+    assert len(named) > 10
+    assert all(one.slot == one.ticket.wanted_slot for one in named)
 
 
 def test_without_parking_the_history_is_evaluated_again() -> None:

@@ -10,8 +10,8 @@ from schedule_sim import FULL, facts, request, words
 from prefixproxy.schedule.scheduler import Scheduler
 from prefixproxy.schedule.slot import NOTHING, Slot
 from prefixproxy.schedule.strangers import TRIES, Strangers
-from prefixproxy.schedule.types import Effect, Finish, Grant, HoldReason, Poll, SlotSeen, Ticket, Warm
-from prefixproxy.types import SlotId, SlotState, TicketId
+from prefixproxy.schedule.types import Effect, Finish, Grant, HoldReason, Policy, Poll, SlotSeen, Ticket, Warm
+from prefixproxy.types import Form, SlotId, SlotState, TicketId
 
 OK = Finish(True, 2000, 40, 10, 0.5)
 KNOWS = replace(FULL, clears_idle=False)
@@ -27,8 +27,8 @@ def look(s: Scheduler, now: float, *rows: tuple[int, int], busy: int | None = No
     return s.slots_seen("u", seen, now, now)
 
 
-def ready(*rows: tuple[int, int], shared: bool = False) -> Scheduler:
-    s = Scheduler()
+def ready(*rows: tuple[int, int], shared: bool = False, fork: bool = True) -> Scheduler:
+    s = Scheduler(Policy(fork=fork))
     s.upstream_up(replace(facts(n_slots=len(rows), capabilities=KNOWS), shared=shared), 0.0)
     look(s, 0.1, *rows)
     return s
@@ -71,17 +71,17 @@ def test_it_is_given_up_after_a_few_tries() -> None:
     for slot, n_tokens in zip(slots, (0, 500, 900), strict=True):
         strangers.note(slots, slot, n_tokens, ours=False)
     assert strangers.tries == 2 * TRIES
-    assert [strangers.may_have(slots, cached) for cached in (0, 800, 880)] == [True, True, False]
+    assert [strangers.may_have(slots, cached, Form.CHAT) for cached in (0, 800, 880)] == [True, True, False]
     strangers.tries = 0
     strangers.note(slots, slots[2], 900, ours=False)
-    assert not strangers.may_have(slots, 0), "the same content is no news"
+    assert not strangers.may_have(slots, 0, Form.CHAT), "the same content is no news"
     strangers.note(slots, slots[2], 950, ours=True)
-    assert not strangers.may_have(slots, 0), "what we left ourselves is not gone to see"
+    assert not strangers.may_have(slots, 0, Form.CHAT), "what we left ourselves is not gone to see"
     strangers.note(slots, slots[2], 990, ours=False)
-    assert strangers.may_have(slots, 0)
+    assert strangers.may_have(slots, 0, Form.CHAT)
     slots[1].held, slots[2].state = replace(NOTHING, tokens=500), SlotState.LEASED
     strangers.note(slots, slots[1], 500, ours=False)
-    assert not strangers.may_have(slots, 0)
+    assert not strangers.may_have(slots, 0, Form.CHAT)
 
 
 def test_where_others_come_too_a_cold_prompt_waits_for_a_look() -> None:
@@ -104,3 +104,29 @@ def test_but_not_for_long() -> None:
         now = wake
         s.tick(now)
     assert now == pytest.approx(5.25)
+
+
+def came(s: Scheduler, name: str, form: Form, now: float, cached: int) -> SlotId | None:
+    """A prompt of its own in this form that was answered; where it was sent."""
+    [(_, slot)] = grants(s.submit([replace(ticket(name, 300), form=form)], now))
+    busy = 1 if slot is None else slot.slot
+    look(s, now + 1.0, *[(each.tokens, 0) for each in s.snapshot(now).slots], busy=busy)
+    s.finished(TicketId(name), Finish(True, cached, 900 - cached, 10, 0.5), now + 1.5)
+    look(s, now + 2.0, *[(each.tokens, 0) for each in s.snapshot(now).slots])
+    return slot
+
+
+@pytest.mark.parametrize(("first", "second"), [(Form.CHAT, Form.RENDERED), (Form.TEXT, Form.TOKENS)])
+def test_what_came_in_another_form_is_gone_to_see_as_long_as_that_finds_some(first: Form, second: Form) -> None:
+    s = ready((0, -1), (0, -1), fork=False)
+    assert came(s, "a", first, 10.0, 0) is not None
+    for n in range(20):
+        assert came(s, f"found {n}", (second, first)[n % 2], 20.0 + 10 * n, 600) is None, n
+    lost = [came(s, f"lost {n}", (second, first)[n % 2], 300.0 + 10 * n, 0) for n in range(2 * TRIES + 1)]
+    assert [slot is None for slot in lost] == [True] * 2 * TRIES + [False]
+
+
+def test_text_of_another_kind_than_a_chat_is_not() -> None:
+    s = ready((0, -1), (0, -1), fork=False)
+    for n in range(6):
+        assert came(s, f"{n}", (Form.CHAT, Form.TEXT)[n % 2], 10.0 + 10 * n, 0) is not None
