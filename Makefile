@@ -16,7 +16,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet --constraint requirements.lock
 
-.PHONY: help demo test check bench bench-fanout docs format lock clean soak bench-conversations bench-observe test-clients bench-simulate
+.PHONY: help demo test check bench bench-fanout docs format lock clean soak bench-conversations bench-observe test-clients bench-simulate bench-scenarios
 .DEFAULT_GOAL := help
 
 help: ## what each target does
@@ -42,6 +42,9 @@ bench-fanout: $(VENV)/.test ## tokens evaluated over the least possible, beside 
 
 bench-conversations: $(VENV)/.test ## the same for conversations that take turns; ARGS="--fuzz 10" draws patterns
 	PYTHONPATH=tests $(BIN)/python tests/bench/conversations.py $(ARGS)
+
+bench-scenarios: $(VENV)/.test ## the same for what clients of many kinds do, beside the same servers without the proxy
+	PYTHONPATH=tests:tests/bench $(BIN)/python tests/bench/scenarios.py $(ARGS)
 
 bench-observe: $(VENV)/.test ## what metrics, journal and reasons cost: processor time per request with and without them
 	$(BIN)/python tests/bench/observe.py $(ARGS)

@@ -84,7 +84,9 @@ def engine_factory(tiny_model: Path) -> Iterator[Callable[..., RunningEngine]]:
     with ExitStack() as stack:
 
         def start(**changes: object) -> RunningEngine:
-            settings = EngineSettings(tiny_model, extra={"cpuparams.n_threads": 1})
-            return stack.enter_context(running_engine(replace(settings, **changes)))  # type: ignore[arg-type]
+            settings = replace(EngineSettings(tiny_model), **changes)  # type: ignore[arg-type]
+            # threads wait for each other by spinning: with more than one, a busy machine makes a test hang
+            extra = {"cpuparams.n_threads": 1, **settings.extra}
+            return stack.enter_context(running_engine(replace(settings, extra=extra)))
 
         yield start

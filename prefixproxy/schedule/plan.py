@@ -214,10 +214,10 @@ def is_truncated(ticket: Ticket, server: Server, held: Held, blocks: int) -> boo
     return not (server.slots.rolls_back or ticket.chain.goes_on(held.chain) or continues(ticket, held, blocks))
 
 
-def kept_by_cut(ticket: Ticket, held: Held, blocks: int) -> int:
+def kept_by_cut(ticket: Ticket, held: Held, blocks: int, *, starts: bool) -> int:
     """Tokens of a ticket before the last checkpoint in what both share; no more than in whole blocks, as all that is
     compared with it."""
-    return min(tokens_in(ticket, held.cut_for(ticket.chain, blocks)), tokens_of(ticket, blocks))
+    return min(tokens_in(ticket, held.cut_for(ticket.chain, blocks, starts=starts)), tokens_of(ticket, blocks))
 
 
 def evaluated(ticket: Ticket, server: Server, slot: Slot) -> Held:

@@ -86,8 +86,9 @@ class Prices:
     def kept(self, ticket: Ticket, server: Server, held: Held, blocks: int, can_fork: bool) -> int:
         """Tokens that stay of the blocks that both share when the rest has to go."""
         if held.cuts and not server.slots.rolls_back:
-            share = server.slots.rates.cut_share(can_fork and server.slots.trying is not None)
-            return int(kept_by_cut(ticket, held, blocks) * share)
+            rates = server.slots.rates
+            share = rates.cut_share(can_fork and server.slots.trying is not None)
+            return int(kept_by_cut(ticket, held, blocks, starts=rates.takes_starts) * share)
         facts = server.slots.facts
         if not facts.capabilities.rolls_back and bytes_of(blocks) <= len(facts.template.opening):
             return 0  # what every chat begins with: no miss would tell that so little is not kept

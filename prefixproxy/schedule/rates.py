@@ -20,9 +20,11 @@ start of its messages and one batch before its end, which a probe is too short f
 UNPROVEN_FILE_SHARE = 0.7
 """What is hoped to stay of a parked file that has to be cut back, where the probe did not tell that slots can be: of a
 sliding window it may have the end alone."""
-Kept = tuple[float | None, float | None, float | None, float | None]
+START_TAKEN_SHARE = 0.75
+"""Where less was found of what lies in front of a user's message, the server takes no checkpoints there."""
+Kept = tuple[float | None, float | None, float | None, float | None, float | None]
 
-NOTHING_KEPT: Kept = (None, None, None, None)
+NOTHING_KEPT: Kept = (None, None, None, None, None)
 
 
 @dataclass(slots=True)
@@ -32,6 +34,7 @@ class Rates:
     `truncated_reuse`: the share of an expected prefix that was really reused where a slot had to forget a tail
     first. 1 for plain attention; recurrent and sliding-window models cannot roll back. `turn_reuse`: the same of a
     prompt that goes on from what the slot holds, less the answer; `cut_reuse`: where a checkpoint was expected;
+    `start_reuse`: where that was at the start of a user's message, which not every template lets the server find;
     `file_reuse`: of a restored file that had to be cut back (of a sliding window it has the end alone).
     """
 
@@ -43,12 +46,18 @@ class Rates:
     truncated_reuse: float | None = None
     turn_reuse: float | None = None
     cut_reuse: float | None = None
+    start_reuse: float | None = None
     file_reuse: float | None = None
 
     @property
     def kept(self) -> Kept:
         """What was seen to stay in slots."""
-        return self.truncated_reuse, self.turn_reuse, self.cut_reuse, self.file_reuse
+        return self.truncated_reuse, self.turn_reuse, self.cut_reuse, self.start_reuse, self.file_reuse
+
+    @property
+    def takes_starts(self) -> bool:
+        """Whether the server takes checkpoints at the starts of messages, as far as that is known."""
+        return self.start_reuse is None or self.start_reuse >= START_TAKEN_SHARE
 
     @property
     def expected_answer_s(self) -> float:

@@ -27,7 +27,8 @@ TRUNCATION_WEIGHT = 0.5
 @dataclass(slots=True)
 class Running:
     """`slots`: empty while the server is still choosing. `expected`: tokens its slot was believed to share with it;
-    `truncated`: by forgetting a tail first; `by_cut`: of `shares` tokens those before a checkpoint; `answered`: all
+    `truncated`: by forgetting a tail first; `by_cut`: of `shares` tokens those before a checkpoint, `cuts` if that may
+    be one at the start of a message, and if not; `answered`: all
     that its slot held, if that was the same prompt with an answer; `root`: restored for it; `warmed`: the root was
     warmed in its slot; `keeps`: the one of its several slots that keeps the prompt."""
 
@@ -39,6 +40,7 @@ class Running:
     expected: int = 0
     truncated: bool = False
     by_cut: bool = False
+    cuts: tuple[int, int] = (0, 0)
     shares: int = 0
     answered: int = 0
     root: Root | None = None
@@ -116,7 +118,8 @@ def lease(
     shares, blocks = shared(ticket, server, first.held)
     truncated = loads is None and is_truncated(ticket, server, first.held, blocks)
     by_cut = truncated and bool(first.held.cuts) and not server.slots.rolls_back
-    expected = kept_by_cut(ticket, first.held, blocks) if by_cut else shares
+    any_cut, end_cut = (kept_by_cut(ticket, first.held, blocks, starts=starts) for starts in (True, False))
+    expected = shares if not by_cut else any_cut if server.slots.rates.takes_starts else end_cut
     if loads is not None:
         expected = shares = loads.tokens
     server.slots.strangers.meet(ticket.form, len(server.slots.slots))
@@ -129,6 +132,7 @@ def lease(
         expected=expected,
         truncated=truncated,
         by_cut=by_cut,
+        cuts=(any_cut, end_cut),
         shares=shares,
         answered=first.held.tokens if loads is None and not truncated and first.held.answered else 0,
         root=None if first.source is None else server.roots.roots.get(first.source),
@@ -258,13 +262,11 @@ def judge(running: Running, finish: Finish) -> list[Effect]:
     server.slots.ram.note_reuse(running.slots[0].before, running.expected, finish.cached_tokens)
     if running.expected < MIN_RATE_TOKENS:
         return []
-    near = running.expected - max(ESTIMATE_SLACK_TOKENS, running.expected // 8)
-    share = 1.0 if finish.cached_tokens >= near else finish.cached_tokens / running.expected
+    share = _found(finish.cached_tokens, running.expected)
     if running.root is not None:
         return _judge_copy(running, running.root, share)
     if running.by_cut and finish.cached_tokens < running.expected + ESTIMATE_SLACK_TOKENS:
-        rates = server.slots.rates
-        rates.cut_reuse = mixed(rates.cut_reuse, min(1.0, share), TRUNCATION_WEIGHT)
+        _judge_cut(running, finish.cached_tokens)
     elif running.truncated and not _is_estimate(running, finish.cached_tokens):
         share = min(1.0, finish.cached_tokens / max(1, running.shares)) if running.by_cut else share
         rates = server.slots.rates
@@ -277,6 +279,24 @@ def judge(running: Running, finish: Finish) -> list[Effect]:
     elif share < DELIVERED_SHARE:
         server.slots.poll_soon = True
     return []
+
+
+def _judge_cut(running: Running, cached: int) -> None:
+    """Which checkpoint it came from, if any."""
+    rates, (any_cut, end_cut) = running.server.slots.rates, running.cuts
+    if any_cut > end_cut:
+        rates.start_reuse = mixed(rates.start_reuse, _found(cached, any_cut), TRUNCATION_WEIGHT)
+    if end_cut >= MIN_RATE_TOKENS and (any_cut == end_cut or not rates.takes_starts):
+        rates.cut_reuse = mixed(rates.cut_reuse, _found(cached, end_cut), TRUNCATION_WEIGHT)
+
+
+def _found(cached: int, expected: int) -> float:
+    """The share of what was expected, as far as an estimate tells."""
+    return 1.0 if cached >= _near(expected) else cached / expected
+
+
+def _near(expected: int) -> int:
+    return expected - max(ESTIMATE_SLACK_TOKENS, expected // 8)
 
 
 def _is_estimate(running: Running, cached: int) -> bool:

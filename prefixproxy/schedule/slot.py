@@ -55,10 +55,11 @@ class Held:
         cuts = tuple(cut for cut in self.cuts if cut.n_bytes <= bytes_of(blocks))
         return Held(self.chain.head(blocks), self.tokens_at(blocks), tokens, cuts) if blocks else NOTHING
 
-    def cut_for(self, prompt: PrefixChain, blocks: int) -> int:
+    def cut_for(self, prompt: PrefixChain, blocks: int, *, starts: bool) -> int:
         """Bytes before the last checkpoint that lies in what a prompt shares with it: so many blocks, and whole parts;
-        0 if there is none."""
-        return max((cut.n_bytes for cut in self.cuts if cut.serves(prompt, blocks)), default=0)
+        0 if there is none. `starts`: those at the starts of messages count too."""
+        cuts = (cut for cut in self.cuts if starts or not cut.digest)
+        return max((cut.n_bytes for cut in cuts if cut.serves(prompt, blocks)), default=0)
 
 
 def cuts_of(prompt: PrefixChain, n_tokens: int, starts: Iterable[int], before: Held) -> tuple[Cut, ...]:

@@ -59,7 +59,7 @@ async def test_a_verdict_is_remembered_and_its_cost_told_once(engine_factory: Ca
         assert (able.clears_idle, able.host_cache) == (False, True)
     assert (first.ram_mib, second.ram_mib) == (8192, 8192)
     cost = [(usage.cached_tokens, usage.evaluated_tokens) for usage in first.tried.values()]
-    assert sorted(cost) == [(18, 32 + 6 + 1), (4 + 16, 16 + 8 + 1)]
+    assert sorted(cost) == [(18, 32 + 6 + 1), (4 + 16 + 17, 16 + 8 + 1 + 1)]
     assert second.tried == {}
 
 
