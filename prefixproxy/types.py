@@ -243,8 +243,8 @@ class UpstreamFacts:
     """As the model's file names it, "" where that is not known."""
     template: TemplateFacts = TemplateFacts()
     ram_mib: int = 0
-    """Memory in which it keeps what loses its slot (`--cache-ram`), -1 for as much as it takes; 0 if there is none, or
-    that is not known."""
+    """Memory in which it keeps what loses its slot (`--cache-ram`), -1 for as much as it takes; 0 if there is none.
+    Taken to be llama-server's default where nothing tells."""
     kv_types: tuple[str, str] | None = None
     """What keys and values of its cache are made of ("f16", "q8_0"), None where that is not known."""
     reuses_unasked: bool | None = None

@@ -134,7 +134,7 @@ class LlamaServer(HttpUpstream):
             shared=self._shared,
             architecture=await self._architecture_at(str(props.get("model_path") or "")),
             template=await self._facts_of(_template_in(props)),
-            ram_mib=flags.ram_mib if flags is not None else DEFAULT_RAM_MIB if self._idle.host_cache else 0,
+            ram_mib=flags.ram_mib if flags is not None else 0 if self._idle.host_cache is False else DEFAULT_RAM_MIB,
             kv_types=flags.kv_types if flags is not None else None,
             reuses_unasked=self._idle.reuses_unasked if flags is None else flags.cache_prompt is not False,
             tried=tried,
@@ -183,7 +183,7 @@ class LlamaServer(HttpUpstream):
                 if self._rolls_back[model] is None:
                     self._rolls_back[model] = await rolls_back(evaluate)
                 self._idle = Idle()
-                if tries_idle and len(slots) > 1:
+                if tries_idle:
                     unasked = partial(self._try, tried, asks=False)
                     await idle_slots(self._idle, evaluate, unasked, look, tried, len(slots))
                     if self._rolls_back[model] is None and not self._idle.host_cache:

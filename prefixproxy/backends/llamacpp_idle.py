@@ -44,12 +44,9 @@ async def idle_slots(
     trial = _Trial(evaluate, list(used))
     held = trial.prompt(HELD_TOKENS)
     home, _ = await trial.send(held)
-    if await trial.fill() == home:
+    found.clears = False if n_slots == 1 else await trial.empties(home, look)
+    if found.clears is None:
         return
-    left = next((slot.get("n_prompt_tokens") for slot in await look() if slot.get("id") == home), None)
-    if left is None:
-        return
-    found.clears = left == 0
     # idle slots are cleared only once they were copied there
     found.host_cache = True if found.clears else await trial.finds_again(held, home)
     if n_slots <= MOST_SLOTS:
@@ -76,6 +73,13 @@ class _Trial:
     async def fill(self) -> int:
         """Use the slot that was left alone for longest."""
         return (await self.send(self.prompt(1)))[0]
+
+    async def empties(self, home: int, look: Look) -> bool | None:
+        """Whether a prompt in another slot empties this one."""
+        if await self.fill() == home:
+            return None
+        left = next((slot.get("n_prompt_tokens") for slot in await look() if slot.get("id") == home), None)
+        return None if left is None else left == 0
 
     async def finds_again(self, held: Sequence[int], home: int) -> bool | None:
         """Whether a prompt that was displaced from its slot is found elsewhere."""

@@ -312,8 +312,7 @@ class Placement(ColdRoots):
 
 
 def _best(places: Sequence[Place]) -> Place:
-    """The cheapest; of those that cost the same the one that was left alone for longest."""
-    return min(places, key=lambda place: (round(place.cost_s, 4), place.slot.turn))
+    return min(places, key=lambda place: place.rank)
 
 
 def _need(ticket: Ticket, server: Server) -> int:

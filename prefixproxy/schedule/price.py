@@ -131,13 +131,14 @@ class Prices:
             reason = Reason.SIDE
         else:
             reason = Reason.LEAST_VALUABLE if slot.dirty else Reason.EMPTY_SLOT
-        return Place(server, slot, None, cached, (ticket.n_tokens - cached) / rate + lost_s, reason, loads)
+        shares = kept if self.index is None and bytes_of(kept) > len(server.slots.facts.template.opening) else 0
+        return Place(server, slot, None, cached, (ticket.n_tokens - cached) / rate + lost_s, reason, loads, shares)
 
     def in_host_cache(self, server: Server, slot: Slot, kept: int) -> bool:
         """Whether the server copies what is lost to its own cache, when something starts there that shares so many
         blocks with it; then any slot gets it back. Not in a large fleet, as the index does not know of that."""
         slots, held = server.slots, slot.held
-        if self.index is not None or not slots.rolls_back or held.tokens_at(kept) >= KEPT_ENOUGH * held.tokens:
+        if self.index is not None or not slots.ram.limit or held.tokens_at(kept) >= KEPT_ENOUGH * held.tokens:
             return False
         return slots.ram.has_room_for(held, slots.rates.bytes_per_token)
 
@@ -152,8 +153,10 @@ class Prices:
     def loaded(self, ticket: Ticket, server: Server, slot: Slot) -> Loads | None:
         """What the server would load into this slot from its own cache, more of the ticket than the slot has. In a
         large fleet nothing is counted on: the index knows of slots and files alone."""
-        if self.index is not None or server.slots.rolls_back or not slot.held.tokens or not reuses(ticket, server):
+        if self.index is not None or not slot.held.tokens or not reuses(ticket, server):
             return None
+        if server.slots.rolls_back and not server.slots.ram.proven:
+            return None  # files serve as well
         if kept(slot.held, ticket.chain) >= KEPT_ENOUGH:
             return None
         found = server.slots.ram.find(ticket.chain, lambda held: self.reuse(ticket, server, held)[0])

@@ -21,6 +21,7 @@ KEPT_ENOUGH = 0.5
 (server-context.cpp get_available_slot)."""
 LEAST_KEPT = 0.25
 """An entry of which less would be kept is not loaded (server-task.cpp, prompt cache load)."""
+MOST_MISSES = 2
 MIN_FOUND_TOKENS = 48
 """What is reused beyond these does not come from what a template begins every chat with."""
 MANY = 8
@@ -40,16 +41,17 @@ class Loads(NamedTuple):
 @dataclass(slots=True)
 class HostCache:
     """`entries`: the newest last. `limit`: so many of the newest are counted on, fewer after a miss, none if the first
-    one missed: perhaps it is switched off. `proven`: one that was counted on was there; until then one prompt at a time
+    one missed: perhaps it is switched off. `proven`: there is such a cache; until that is known one prompt at a time
     finds that out. `counted`: requests and warm-ups under way that count on an entry, with the tokens expected of it
     and how many entries were newer. `launches`: prompts that were started. `mib`: its size, -1 for no limit, 0 if
-    there is none, or nothing tells of one."""
+    there is none. `missed`: prompts in a row that counted on the newest entry, and did not get it."""
 
     entries: list[Held] = field(default_factory=list)
     limit: int = MAX_ENTRIES
     proven: bool = False
     launches: int = 0
     mib: int = 0
+    missed: int = 0
     counted: dict[TicketId | RootId, tuple[int, int]] = field(default_factory=dict)
 
     def find(self, prompt: PrefixChain, reuse: Callable[[Held], int]) -> Loads | None:
@@ -108,7 +110,9 @@ class HostCache:
         if not tokens or reused is None:
             return
         if reused >= tokens / 2:
-            self.proven = True
+            self.proven, self.missed = True, 0
+        elif self.proven and not newer and self.missed < MOST_MISSES:
+            self.missed += 1  # the newest entry is there: less of the prompt was in it than was estimated
         else:
             self.limit = min(self.limit, newer) if self.proven else 0
 

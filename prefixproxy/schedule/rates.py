@@ -20,7 +20,7 @@ start of its messages and one batch before its end, which a probe is too short f
 UNPROVEN_FILE_SHARE = 0.7
 """What is hoped to stay of a parked file that has to be cut back, where the probe did not tell that slots can be: of a
 sliding window it may have the end alone."""
-START_TAKEN_SHARE = 0.75
+START_TAKEN_SHARE = 0.85
 """Where less was found of what lies in front of a user's message, the server takes no checkpoints there."""
 Kept = tuple[float | None, float | None, float | None, float | None, float | None]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from prefixproxy.schedule import copies, work
-from prefixproxy.schedule.plan import Server, is_truncated, kept_by_cut, shared
+from prefixproxy.schedule.plan import Server, is_truncated, kept_by_cut, shared, tokens_in
 from prefixproxy.schedule.ram import MIN_FOUND_TOKENS, Loads
 from prefixproxy.schedule.rates import MIN_RATE_TOKENS, mixed
 from prefixproxy.schedule.roots import DELIVERED_SHARE, Root
@@ -51,17 +51,27 @@ class Running:
     started_at: float | None = None
     first_token_at: float | None = None
 
-    @property
-    def held(self) -> Held:
-        """What its slot will hold when its prompt is evaluated."""
-        return Held(self.ticket.chain, self.ticket.n_tokens, self.ticket.n_tokens)
-
-    def held_over(self, before: Held) -> Held:
-        """The same, with its checkpoints, in a slot that held `before`."""
-        ticket = self.ticket
+    def held_over(self, before: Held, n_tokens: int | None = None) -> Held:
+        """What a slot that held `before` will hold when its prompt is evaluated. `n_tokens`: how many it has, the
+        estimate if that is not known."""
+        ticket, n_tokens = self.ticket, self.ticket.n_tokens if n_tokens is None else n_tokens
+        held = Held(ticket.chain, n_tokens, n_tokens)
         if self.server.slots.rolls_back:
-            return self.held
-        return replace(self.held, cuts=cuts_of(ticket.chain, ticket.n_tokens, ticket.starts, before))
+            return held
+        return replace(held, cuts=cuts_of(ticket.chain, n_tokens, ticket.starts, before))
+
+    def real(self, finish: Finish) -> float:
+        """What the estimate of its tokens has to be multiplied with."""
+        known = finish.cached_tokens is not None and finish.evaluated_tokens is not None
+        n_tokens = (finish.cached_tokens or 0) + (finish.evaluated_tokens or 0)
+        return n_tokens / self.ticket.n_tokens if known and n_tokens else 1.0
+
+    def left_by(self, finish: Finish, before: Held) -> Held:
+        """What its slot keeps: prompt and answer, less the last sampled token, which is never decoded
+        (server-context.cpp handle_last_sampled_token)."""
+        known = finish.cached_tokens is not None and finish.evaluated_tokens is not None
+        held = self.held_over(before, (finish.cached_tokens or 0) + (finish.evaluated_tokens or 0) if known else None)
+        return replace(held, tokens=held.prompt_tokens + max(0, (finish.predicted_tokens or 0) - 1))
 
     @property
     def settling(self) -> Settling | None:
@@ -177,7 +187,7 @@ def end(running: Running, finish: Finish, now: float) -> None:
         if running.need > 1 and not (slot is running.keeps and running.leaves_prompt(finish)):
             slots.forget(slot, dirty=running.keeps in (None, slot))
         elif finish.ok:
-            slots.hold(slot, _held_after(slot.held, finish))
+            slots.hold(slot, running.left_by(finish, slot.before))
         elif finish.confirmed_idle or (not slots.observed and slot.first_token_at is None):
             slots.hold(slot, slot.before if not slot.started else slot.before.cut(_common(slot), 0))
             slots.poll_soon = slots.observed
@@ -215,7 +225,7 @@ def _end_unseen(running: Running, settling: Settling, finish: Finish, now: float
     for slot in slots.in_state(SlotState.FOREIGN, SlotState.DRAINING) if not finish.confirmed_idle else ():
         # it may have taken one that was idle by then: no look from before tells
         slot.since, slot.started = now, slot.started and running.started_at is not None
-    left = _held_after(running.held_over(NOTHING), finish)
+    left = running.left_by(finish, NOTHING)
     slots.ram.launches += 1
     for slot in list(slots.in_state(SlotState.IDLE)):
         slots.ram.displace(slot)
@@ -229,14 +239,6 @@ def _end_unseen(running: Running, settling: Settling, finish: Finish, now: float
 
 def _common(slot: Slot) -> int:
     return slot.before.chain.common_blocks(slot.held.chain)
-
-
-def _held_after(held: Held, finish: Finish) -> Held:
-    """The slot keeps prompt and answer, less the last sampled token, which is never decoded (server-context.cpp
-    handle_last_sampled_token)."""
-    known = finish.cached_tokens is not None and finish.evaluated_tokens is not None
-    prompt = (finish.cached_tokens or 0) + (finish.evaluated_tokens or 0) if known else held.prompt_tokens
-    return Held(held.chain, prompt, prompt + max(0, (finish.predicted_tokens or 0) - 1), held.cuts)
 
 
 def learn(running: Running, finish: Finish, now: float) -> None:
@@ -265,8 +267,8 @@ def judge(running: Running, finish: Finish) -> list[Effect]:
     share = _found(finish.cached_tokens, running.expected)
     if running.root is not None:
         return _judge_copy(running, running.root, share)
-    if running.by_cut and finish.cached_tokens < running.expected + ESTIMATE_SLACK_TOKENS:
-        _judge_cut(running, finish.cached_tokens)
+    if running.by_cut and _is_of_cut(running, finish):
+        _judge_cut(running, finish.cached_tokens, running.real(finish))
     elif running.truncated and not _is_estimate(running, finish.cached_tokens):
         share = min(1.0, finish.cached_tokens / max(1, running.shares)) if running.by_cut else share
         rates = server.slots.rates
@@ -281,13 +283,29 @@ def judge(running: Running, finish: Finish) -> list[Effect]:
     return []
 
 
-def _judge_cut(running: Running, cached: int) -> None:
+def _is_of_cut(running: Running, finish: Finish) -> bool:
+    """Whether no more was reused than a checkpoint explains: the expected one, or any other, as where they are is an
+    estimate."""
+    cached, real = finish.cached_tokens or 0, running.real(finish)
+    return cached < running.expected * real + ESTIMATE_SLACK_TOKENS or _is_at_cut(running, cached, real)
+
+
+def _is_at_cut(running: Running, cached: int, real: float) -> bool:
+    """Whether so many tokens end at one of the checkpoints of its slot."""
+    cuts = (tokens_in(running.ticket, cut.n_bytes) * real for cut in running.slots[0].before.cuts)
+    return any(abs(cut - cached) <= max(ESTIMATE_SLACK_TOKENS, cached // 8) for cut in cuts)
+
+
+def _judge_cut(running: Running, cached: int, real: float) -> None:
     """Which checkpoint it came from, if any."""
-    rates, (any_cut, end_cut) = running.server.slots.rates, running.cuts
+    rates, (any_cut, end_cut) = running.server.slots.rates, (int(tokens * real) for tokens in running.cuts)
     if any_cut > end_cut:
         rates.start_reuse = mixed(rates.start_reuse, _found(cached, any_cut), TRUNCATION_WEIGHT)
-    if end_cut >= MIN_RATE_TOKENS and (any_cut == end_cut or not rates.takes_starts):
-        rates.cut_reuse = mixed(rates.cut_reuse, _found(cached, end_cut), TRUNCATION_WEIGHT)
+    if end_cut < MIN_RATE_TOKENS or (any_cut > end_cut and rates.takes_starts):
+        return
+    share = _found(cached, end_cut)
+    if share == 1.0 or not _is_at_cut(running, cached, real):  # an earlier one says that the last one lay too far back
+        rates.cut_reuse = mixed(rates.cut_reuse, share, TRUNCATION_WEIGHT)
 
 
 def _found(cached: int, expected: int) -> float:

@@ -27,8 +27,11 @@ class Cut:
     digest: int = 0
 
     def serves(self, prompt: PrefixChain, blocks: int) -> bool:
-        """Whether it lies in front of where a prompt that shares so many blocks differs."""
-        return self.n_bytes <= bytes_of(blocks) or self.digest in prompt.ends
+        """Whether it lies in front of where a prompt that shares so many blocks differs. Where that is not known
+        exactly it is hoped to: somewhere in the next block the two differ."""
+        if self.digest:
+            return self.n_bytes <= bytes_of(blocks) or self.digest in prompt.ends
+        return self.n_bytes < bytes_of(blocks + 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -154,8 +154,9 @@ class Upstream:
         self.up, self.evicted, self.settling, self.poll_soon = True, False, None, self.observed
         self.touch()
         self.foreign_until, self.haunted_until, self.copies_until, self.looked_at = -inf, -inf, -inf, -inf
-        self.confirm, self.ram = False, HostCache(mib=self.facts.ram_mib)
-        if self.facts.capabilities.host_cache is False:
+        has_ram = self.facts.capabilities.host_cache
+        self.confirm, self.ram = False, HostCache(mib=self.facts.ram_mib, proven=bool(has_ram))
+        if has_ram is False:
             self.ram.limit = 0
 
     def close(self) -> None:

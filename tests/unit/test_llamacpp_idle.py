@@ -74,6 +74,11 @@ def test_each_cache_is_told_and_the_next_slot_is_the_one_of_a_fresh_server(
 
 
 @pytest.mark.parametrize("ram", [False, True])
+def test_one_slot_tells_of_the_cache_too(*, ram: bool) -> None:
+    assert tried(Server(1, ram=ram)) == Idle(clears=False, host_cache=ram, reuses_unasked=True)
+
+
+@pytest.mark.parametrize("ram", [False, True])
 def test_of_many_slots_two_are_tried(*, ram: bool) -> None:
     server = Server(MOST_SLOTS + 1, ram=ram)
     assert tried(server) == Idle(clears=False, host_cache=ram, reuses_unasked=True)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from schedule_sim import NO_SNAPSHOT, facts, request, words
 
-from prefixproxy.schedule.ram import MAX_ENTRIES, MIN_FOUND_TOKENS, HostCache, Loads
+from prefixproxy.schedule.ram import MAX_ENTRIES, MIN_FOUND_TOKENS, MOST_MISSES, HostCache, Loads
 from prefixproxy.schedule.scheduler import Scheduler
 from prefixproxy.schedule.slot import Held, Slot, continues
 from prefixproxy.schedule.types import Finish, Grant, Policy, SlotSeen, Ticket
@@ -100,6 +100,17 @@ def test_a_later_miss_says_how_many_fit() -> None:
     cache.learn(TicketId("second"), 0)
     assert found(cache, "a") is found(cache, "b") is None
     assert found(cache, "c") == held("c")
+
+
+def test_one_that_is_known_is_not_given_up_for_a_wrong_estimate() -> None:
+    """The newest entry is there, as nothing has displaced it. But not for ever."""
+    cache = displaced("a", "b", "c")
+    cache.proven = True
+    for number in range(MOST_MISSES + 1):
+        assert found(cache, "c") == held("c")
+        cache.count_on(Loads(held("c"), 400), TicketId(f"{number}"))
+        cache.learn(TicketId(f"{number}"), 100)
+    assert found(cache, "c") is None
 
 
 def test_a_prompt_without_an_answer_is_not_looked_for() -> None:
