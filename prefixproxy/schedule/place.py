@@ -236,9 +236,9 @@ class Placement(ColdRoots):
         if waiting.plain is not None:
             return place
         place = _best([place, *self.forks(ticket, server, [slot])])
-        return (
-            self._lent_first(ticket, place) or park_first(ticket, place, self.policy, self.running, self.now) or place
-        )
+        if waiting.saves > len(server.slots.slots):
+            return place
+        return self._lent_first(ticket, place) or self._park_first(waiting, place) or place
 
     def _lent_first(self, ticket: Ticket, place: Place) -> SaveFirst | None:
         server, slot = place.server, place.slot
@@ -268,10 +268,16 @@ class Placement(ColdRoots):
         ticket = waiting.ticket
         if waiting.plain is not None:
             return found
-        parked = park_first(ticket, place, self.policy, self.running, self.now)
+        parked = self._park_first(waiting, place)
         if parked is not None or place.root is not None or isinstance(found, WarmFirst):
             return parked or found
         return turn_first(ticket, place, self.policy, len(self.line), self.now) or found
+
+    def _park_first(self, waiting: Waiting, place: Place) -> SaveFirst | None:
+        """No more saves for one ticket than there are slots: whatever comes in between, it goes on."""
+        if waiting.saves > len(place.server.slots.slots):
+            return None
+        return park_first(waiting.ticket, place, self.policy, self.running, self.now)
 
     def _unless_needed(self, waiting: Waiting, best: Place, places: Sequence[Place], servers: Group) -> Place | Hold:
         if not self.yielding or self.policy.policy == "fifo" or waiting.overtaken >= self.policy.max_overtaken:

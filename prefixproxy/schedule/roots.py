@@ -189,7 +189,7 @@ class RootTable:
         earlier = [
             other
             for other in self.saved()
-            if other is not root and other.parked and not other.restoring and root.chain.extends(other.chain)
+            if other is not root and other.parked and not other.restoring and _is_later(root.chain, other.chain)
         ]
         root.earlier = False
         if rolls_back or not earlier:
@@ -226,3 +226,11 @@ class RootTable:
 
 def _end(chain: PrefixChain) -> int:
     return chain.hashes[-1] if chain.hashes else 0
+
+
+def _is_later(chain: PrefixChain, earlier: PrefixChain) -> bool:
+    """Whether a prompt goes on from an earlier one. Two short ones, or two questions on one root, may differ in their
+    last, partial block alone; a prompt without parts does not tell that."""
+    if len(chain.ends) < 2 and earlier.hashes:
+        return chain.extends(earlier)
+    return chain.goes_on(earlier)

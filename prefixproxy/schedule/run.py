@@ -291,8 +291,10 @@ def _is_of_cut(running: Running, finish: Finish) -> bool:
 
 
 def _is_at_cut(running: Running, cached: int, real: float) -> bool:
-    """Whether so many tokens end at one of the checkpoints of its slot."""
-    cuts = (tokens_in(running.ticket, cut.n_bytes) * real for cut in running.slots[0].before.cuts)
+    """Whether so many tokens end at one of the checkpoints of its slot that lie in front of where the two differ."""
+    ticket, before = running.ticket, running.slots[0].before
+    blocks = ticket.chain.common_blocks(before.chain)
+    cuts = (tokens_in(ticket, cut.n_bytes) * real for cut in before.cuts if cut.serves(ticket.chain, blocks))
     return any(abs(cut - cached) <= max(ESTIMATE_SLACK_TOKENS, cached // 8) for cut in cuts)
 
 

@@ -67,14 +67,13 @@ class Held:
 
 def cuts_of(prompt: PrefixChain, n_tokens: int, starts: Iterable[int], before: Held) -> tuple[Cut, ...]:
     """The checkpoints of a prompt that was evaluated over what was there `before`: llama-server takes them at the
-    starts of its first and its last user message (`starts`: digests up to there) and one batch before its end, and
-    keeps those in front of where the two differ (server-context.cpp). One four tokens before the end is of use to the
-    next turn alone, which is known without."""
+    starts of its first and its last user message (`starts`: digests up to there), one batch before its end and four
+    tokens before it, and keeps those in front of where the two differ (server-context.cpp)."""
     shared = prompt.common_blocks(before.chain)
     cuts = {Cut(prompt.ends[digest], digest) for digest in starts if digest in prompt.ends}
     cuts |= {cut for cut in before.cuts if cut.serves(prompt, shared)}
-    if n_tokens > LAST_TOKENS + BATCH_TOKENS:
-        cuts.add(Cut(prompt.n_bytes * (n_tokens - LAST_TOKENS - BATCH_TOKENS) // n_tokens))
+    ends = (n_tokens - LAST_TOKENS - BATCH_TOKENS, n_tokens - LAST_TOKENS)
+    cuts |= {Cut(prompt.n_bytes * end // n_tokens) for end in ends if end > 0}
     return tuple(sorted(cuts, key=lambda cut: cut.n_bytes)[-MAX_CUTS:])
 
 

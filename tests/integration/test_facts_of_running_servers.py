@@ -57,7 +57,7 @@ async def test_a_command_line_tells_a_probe_what_no_answer_does() -> None:
         server = LlamaServer("local", stub.url)
         facts = await server.probe()
         await server.close()
-        assert (facts.kv_types, facts.reuses_unasked, facts.ram_mib) == (None, None, 0)
+        assert (facts.kv_types, facts.reuses_unasked, facts.ram_mib) == (None, None, 8192)
 
 
 async def test_a_log_of_another_run_is_not_believed(engine: RunningEngine) -> None:

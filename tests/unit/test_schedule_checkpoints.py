@@ -11,7 +11,7 @@ from prefixproxy.prefix import blocks_within, bytes_of
 from prefixproxy.schedule.fleet import Fleet
 from prefixproxy.schedule.run import Running
 from prefixproxy.schedule.scheduler import Scheduler
-from prefixproxy.schedule.slot import BATCH_TOKENS, LAST_TOKENS, NOTHING, Cut
+from prefixproxy.schedule.slot import BATCH_TOKENS, LAST_TOKENS, NOTHING, Cut, Held
 from prefixproxy.schedule.types import Finish, Restore
 from prefixproxy.simulate.run import Request
 from prefixproxy.simulate.server import Checkpoints
@@ -103,14 +103,15 @@ def test_a_miss_of_the_last_one_that_an_earlier_one_explains_says_nothing_of_che
     [slot] = server.slots.slots
     ticket = request(words("root", 700), words("question", 60)).ticket
     cuts = tuple(Cut(ticket.chain.n_bytes * n // 760) for n in (200, 600))
-    slot.before = replace(NOTHING, cuts=cuts)
+    before = Held(ticket.chain, 760, 770, cuts)
+    slot.before = before
     running = Running(
         ticket, server, 0.0, [slot], expected=600, truncated=True, by_cut=True, cuts=(600, 600), pinned=True
     )
     for cached, reuse in ((200, None), (600, 1.0), (200, 1.0), (100, pytest.approx(1 - (1 - 100 / 600) / 2))):
         s._running[ticket.id] = running
         s.finished(ticket.id, Finish(True, cached, 760 - cached, 10, 0.5), 1.0)
-        slot.before = replace(NOTHING, cuts=cuts)
+        slot.before = before
         assert server.slots.rates.cut_reuse == reuse, cached
 
 

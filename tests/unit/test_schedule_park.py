@@ -299,6 +299,32 @@ def test_the_turn_before_goes_first_when_the_pool_is_full() -> None:
     assert table.supersede(late, rolls_back=True) == [early]
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ((b"hello",), (b"hi",)),  # too short for a block
+        ((b"r" * 640, b"question 1"), (b"r" * 640, b"question 2")),  # they differ in a partial block
+        ((b"r" * 640, b"question 1"), (b"s" * 640, b"question 2")),
+    ],
+)
+def test_what_only_begins_alike_supersedes_nothing(one: tuple[bytes, ...], other: tuple[bytes, ...]) -> None:
+    """One of two slots would be saved over the other's file, and so on for ever."""
+    table = RootTable("u")
+    roots = [table.obtain(chain_of(parts), "f", 40, 0.0) for parts in (one, other)]
+    for root in roots:
+        root.parked, root.snapshot = True, Held(root.chain, root.tokens, root.tokens)
+    assert [table.supersede(root, rolls_back=True) for root in roots] == [[], []]
+
+
+def test_short_prompts_in_all_slots_are_saved_once_each() -> None:
+    """However often one file undoes another, a ticket waits for no more saves than there are slots."""
+    sim = Sim([SimServer(facts(n_slots=2, ram_mib=8192), rate=20.0)], Policy(max_snapshots=1))
+    for name in ("a", "b", "c", "d"):
+        ask(sim, words(name, 12), words(f"{name} asks", 3), answer=30)
+    saves = sum(isinstance(effect, Save) for effect in sim.effects)
+    assert 0 < saves <= 2 * 3
+
+
 def test_on_a_fast_server_too_a_short_tail_gives_way_to_a_longer_root() -> None:
     """What is lost counts as much as what is gained: 40 tokens of the root against 20 of another question."""
     sim = Sim([SimServer(facts(), rate=20_000.0)])
