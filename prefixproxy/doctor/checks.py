@@ -243,7 +243,9 @@ def _switches(seen: Evidence) -> Iterator[Finding]:
     if flags is None:
         return
     if flags.cache_prompt is False:
-        never = "Nothing is ever reused."
+        never = (
+            "Nothing is reused unless a request asks for it. The proxy asks where it can: /v1/messages has no way to."
+        )
         yield error("cache-prompt-off", "--no-cache-prompt is set", never, "no --no-cache-prompt")
     if flags.context_shift:
         yield warning(

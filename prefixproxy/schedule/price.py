@@ -155,8 +155,8 @@ class Prices:
         large fleet nothing is counted on: the index knows of slots and files alone."""
         if self.index is not None or not slot.held.tokens or not reuses(ticket, server):
             return None
-        if server.slots.rolls_back and not server.slots.ram.proven:
-            return None  # files serve as well
+        if server.slots.rolls_back and (ticket.n_seqs > 1 or not server.slots.ram.proven):
+            return None  # files serve as well, and nothing is loaded for a prompt that is sent without a slot
         if kept(slot.held, ticket.chain) >= KEPT_ENOUGH:
             return None
         found = server.slots.ram.find(ticket.chain, lambda held: self.reuse(ticket, server, held)[0])

@@ -28,9 +28,9 @@ TRUNCATION_WEIGHT = 0.5
 class Running:
     """`slots`: empty while the server is still choosing. `expected`: tokens its slot was believed to share with it;
     `truncated`: by forgetting a tail first; `by_cut`: of `shares` tokens those before a checkpoint, `cuts` if that may
-    be one at the start of a message, and if not; `answered`: all
-    that its slot held, if that was the same prompt with an answer; `root`: restored for it; `warmed`: the root was
-    warmed in its slot; `keeps`: the one of its several slots that keeps the prompt."""
+    be one at the start of a message, and if not; `answered`: all that its slot held, if that was the same prompt with
+    an answer; `root`: restored for it; `warmed`: the root was warmed in its slot; `keeps`: the one of its several slots
+    that keeps the prompt; `loads`: what the server should load for it from its own cache."""
 
     ticket: Ticket
     server: Server
@@ -46,6 +46,7 @@ class Running:
     root: Root | None = None
     warmed: bool = False
     keeps: Slot | None = None
+    loads: Loads | None = None
     pinned: bool = False
     charged: Charge | None = None
     started_at: float | None = None
@@ -65,6 +66,11 @@ class Running:
         known = finish.cached_tokens is not None and finish.evaluated_tokens is not None
         n_tokens = (finish.cached_tokens or 0) + (finish.evaluated_tokens or 0)
         return n_tokens / self.ticket.n_tokens if known and n_tokens else 1.0
+
+    def found(self, finish: Finish, slot: Slot) -> Held:
+        """What it was evaluated over."""
+        loads = self.loads
+        return slot.before if loads is None or (finish.cached_tokens or 0) < loads.tokens / 2 else loads.held
 
     def left_by(self, finish: Finish, before: Held) -> Held:
         """What its slot keeps: prompt and answer, less the last sampled token, which is never decoded
@@ -147,6 +153,7 @@ def lease(
         answered=first.held.tokens if loads is None and not truncated and first.held.answered else 0,
         root=None if first.source is None else server.roots.roots.get(first.source),
         warmed=first.promised == ticket.id and first.warmed,
+        loads=loads,
         pinned=pinned,
     )
     if pinned and running.truncated and expected >= MIN_RATE_TOKENS and server.slots.trying is None:
@@ -154,7 +161,7 @@ def lease(
     if loads is not None:
         server.slots.ram.count_on(loads, ticket.id)
     for slot in slots:
-        held = running.held_over(slot.held)
+        held = running.held_over(slot.held if loads is None else loads.held)
         server.slots.lease(slot, ticket.id, ticket.family, held, ticket.n_tokens - expected, now)
         slot.quiet = not (ticket.streams or server.slots.facts.capabilities.native)
         slot.tenant = ticket.tenant
@@ -187,7 +194,7 @@ def end(running: Running, finish: Finish, now: float) -> None:
         if running.need > 1 and not (slot is running.keeps and running.leaves_prompt(finish)):
             slots.forget(slot, dirty=running.keeps in (None, slot))
         elif finish.ok:
-            slots.hold(slot, running.left_by(finish, slot.before))
+            slots.hold(slot, running.left_by(finish, running.found(finish, slot)))
         elif finish.confirmed_idle or (not slots.observed and slot.first_token_at is None):
             slots.hold(slot, slot.before if not slot.started else slot.before.cut(_common(slot), 0))
             slots.poll_soon = slots.observed

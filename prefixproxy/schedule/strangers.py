@@ -37,7 +37,7 @@ class Strangers:
         enough, other = cached + MIN_FOUND_TOKENS, self._came_otherwise(form)
         if not (self.tries or (other and form not in self.forms)):
             return False
-        return any(slot.idle and (slot.held.tokens if other else slot.strange) > enough for slot in slots)
+        return any(slot.idle and slot.strange + (slot.held.tokens if other else 0) > enough for slot in slots)
 
     def _came_otherwise(self, form: Form) -> bool:
         return any(form.may_be(other) for other in self.forms)

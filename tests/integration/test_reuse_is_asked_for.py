@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -46,11 +47,16 @@ async def test_a_server_that_reuses_nothing_unasked_is_asked_to(
         assert await reused(client, "/v1/chat/completions", messages=[HEAD, FIRST]) == 0
 
 
+@pytest.mark.parametrize("kind", ["llama", "mamba", "swa"])
 @pytest.mark.parametrize(("extra", "told"), [({}, True), ({"cache_prompt": False}, False)])
 async def test_a_probe_tells_whether_it_reuses_unasked(
-    extra: dict[str, Any], told: bool, engine_factory: Callable[..., RunningEngine]
+    kind: str,
+    extra: dict[str, Any],
+    told: bool,
+    tiny_models: Callable[[str], Path],
+    engine_factory: Callable[..., RunningEngine],
 ) -> None:
-    server = LlamaServer("local", engine_factory(parallel=2, ctx=2048, extra=extra).url)
+    server = LlamaServer("local", engine_factory(model=tiny_models(kind), parallel=2, ctx=2048, extra=extra).url)
     try:
         assert (await server.probe()).reuses_unasked is told
     finally:

@@ -9,7 +9,8 @@ from schedule_sim import FULL, NO_SNAPSHOT, Sim, SimServer, facts, request, word
 
 from prefixproxy.prefix import blocks_within, bytes_of
 from prefixproxy.schedule.fleet import Fleet
-from prefixproxy.schedule.run import Running
+from prefixproxy.schedule.ram import Loads
+from prefixproxy.schedule.run import Running, end, lease
 from prefixproxy.schedule.scheduler import Scheduler
 from prefixproxy.schedule.slot import BATCH_TOKENS, LAST_TOKENS, NOTHING, Cut, Held
 from prefixproxy.schedule.types import Finish, Restore
@@ -126,3 +127,37 @@ def test_a_cache_that_was_seen_serves_memory_that_can_be_cut_back_without_files(
         asked(sim, request(words("health", 0), words("check", 90), head=0, answer=5, at=sim.now))
     assert server.evaluated <= len(history) + 90 + 2 * 4 * 20
     assert not any(isinstance(effect, Restore) for effect in sim.effects)
+
+
+@pytest.mark.parametrize(("cached", "there"), [(396, True), (0, False)])
+def test_what_the_server_loads_from_its_own_cache_brings_its_checkpoints(cached: int, there: bool) -> None:
+    s = Scheduler()
+    s.upstream_up(facts(n_slots=1, capabilities=RECURRENT), 0.0)
+    server = s._fleet.get("u")
+    assert server is not None
+    server.slots.rates.truncated_reuse = 0.0
+    [slot] = server.slots.slots
+    server.slots.free(slot, 0.0)
+    server.slots.hold(slot, Held(words("other", 300).chain(), 300, 320, (Cut(400),)))
+    talk = words("talk", 400)
+    entry = Held(talk.chain(), 400, 420, (Cut(800),))
+    server.slots.ram.store(entry)
+    ticket = request(talk, words("next", 60)).ticket
+    running = lease(server, ticket, [slot], True, 1.0, Loads(entry, 400))
+    assert Cut(800) in slot.held.cuts
+    end(running, Finish(True, cached, 460 - cached, 10, 0.5), 2.0)
+    assert (Cut(800) in slot.held.cuts) is there
+    assert Cut(400) not in slot.held.cuts
+
+
+def test_for_several_answers_a_file_is_restored_all_the_same() -> None:
+    """The server chooses their slots, so nothing is loaded into the one that was thought of."""
+    server = SimServer(facts(n_slots=3, capabilities=replace(FULL, host_cache=True), ram_mib=8192), ram_tokens=100_000)
+    sim = Sim([server])
+    talks = [words(f"talk {n}", 400) for n in range(4)]
+    for talk in talks:
+        asked(sim, request(talk, words("first", 40), head=400, at=sim.now))
+    before = server.evaluated
+    asked(sim, request(talks[0], words("second", 40), head=400, n_seqs=2, at=sim.now))
+    assert any(isinstance(effect, Restore) for effect in sim.effects)
+    assert server.evaluated - before <= 100

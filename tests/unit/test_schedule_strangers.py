@@ -79,9 +79,11 @@ def test_it_is_given_up_after_a_few_tries() -> None:
     assert not strangers.may_have(slots, 0, Form.CHAT), "what we left ourselves is not gone to see"
     strangers.note(slots, slots[2], 990, ours=False)
     assert strangers.may_have(slots, 0, Form.CHAT)
+    strangers.forms = {Form.TOKENS}
+    assert strangers.may_have(slots, 0, Form.CHAT), "whatever came in other forms too"
     slots[1].held, slots[2].state = replace(NOTHING, tokens=500), SlotState.LEASED
     strangers.note(slots, slots[1], 500, ours=False)
-    assert not strangers.may_have(slots, 0, Form.CHAT)
+    assert [strangers.may_have(slots, 0, form) for form in (Form.TOKENS, Form.CHAT)] == [False, True]
 
 
 def test_where_others_come_too_a_cold_prompt_waits_for_a_look() -> None:
