@@ -125,6 +125,7 @@ class Prices:
         loads = self.loaded(ticket, server, slot)
         if loads is not None:
             cached, reason = loads.tokens, Reason.HOST_CACHE
+            lost_s += self.moved_s(ticket, loads, rate)
         elif cached:
             reason = Reason.RESIDENT
         elif ticket.side:
@@ -161,6 +162,13 @@ class Prices:
             return None
         found = server.slots.ram.find(ticket.chain, lambda held: self.reuse(ticket, server, held)[0])
         return found if found is not None and found.tokens > self.reuse(ticket, server, slot.held)[0] else None
+
+    def moved_s(self, ticket: Ticket, loads: Loads, rate: float) -> float:
+        """The value of what is lost of an entry that another conversation left: the server moves it to the slot."""
+        held = loads.held
+        if ticket.chain.goes_on(held.chain) or continues(ticket, held, ticket.chain.common_blocks(held.chain)):
+            return 0.0
+        return REUSE_CHANCE * max(0, held.tokens - loads.tokens) / rate
 
     def forks(self, ticket: Ticket, server: Server, idle: Sequence[Slot]) -> list[Place]:
         saved = self.best_saved(ticket, server)

@@ -86,6 +86,15 @@ def test_conversations_in_the_slots_that_their_clients_name_keep_their_history()
     assert all(one.slot == one.ticket.wanted_slot for one in named)
 
 
+def test_what_another_conversation_left_in_the_servers_own_cache_is_worth_something() -> None:
+    """It moves to the slot of whoever shares the root with it, and is cut back there: a file of one's own is better."""
+    can = replace(CANNOT_CUT, host_cache=True)
+    told = facts(n_slots=2, capabilities=can, ram_mib=8192)
+    server = SimServer(told, rate=2_000.0, rollback=False, ram_tokens=100_000)
+    _, asked = converse(server, quotes=False)
+    assert server.evaluated <= 1.1 * least(asked, quotes=False)
+
+
 def test_without_parking_the_history_is_evaluated_again() -> None:
     server = SimServer(facts())
     _, asked = converse(server, Policy(park=False))
