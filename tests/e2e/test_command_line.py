@@ -99,8 +99,8 @@ def until_ready(client: httpx.Client) -> None:
 
 def until_refused(url: str) -> None:
     """Until no new connection is taken: two signals of one kind that come too close are one. A connection that waited
-    to be taken is reset."""
-    with suppress(httpx.ConnectError, httpx.ReadError):
+    to be taken is reset, or closed if it was taken in the last moment."""
+    with suppress(httpx.ConnectError, httpx.ReadError, httpx.RemoteProtocolError):
         while httpx.get(f"{url}/healthz").status_code == 200:
             continue
 
