@@ -44,7 +44,7 @@ bench-conversations: $(VENV)/.test ## the same for conversations that take turns
 	PYTHONPATH=tests $(BIN)/python tests/bench/conversations.py $(ARGS)
 
 bench-scenarios: $(VENV)/.test ## the same for what clients of many kinds do, beside the same servers without the proxy
-	PYTHONPATH=tests:tests/bench $(BIN)/python tests/bench/scenarios.py $(ARGS)
+	PYTHONPATH=tests $(BIN)/python tests/bench/scenarios.py $(ARGS)
 
 bench-observe: $(VENV)/.test ## what metrics, journal and reasons cost: processor time per request with and without them
 	$(BIN)/python tests/bench/observe.py $(ARGS)

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from prefixproxy.assemble_typed import Messages, Responses, vanishes
 from prefixproxy.errors import UpstreamFailed
-from prefixproxy.prompt import Edit, SetKey
+from prefixproxy.prompt import Edit, SetKey, holds_tokens
 from prefixproxy.types import PINNABLE, Api
 
 ASSEMBLED = frozenset({Api.CHAT, Api.COMPLETIONS, Api.COMPLETION, Api.INFILL, Api.RESPONSES, Api.MESSAGES})
@@ -74,8 +74,7 @@ def _one_answer(api: Api, body: Mapping[str, Any]) -> bool:
     prompt = body.get("prompt")
     if api is Api.CHAT or not isinstance(prompt, list) or len(prompt) == 1:
         return True
-    # One number makes a list one prompt of tokens and texts (server-common.cpp, tokenize_input_prompts).
-    return any(isinstance(item, int) and not isinstance(item, bool) for item in prompt)
+    return holds_tokens(prompt)
 
 
 def _plain_controls(body: Mapping[str, Any]) -> bool:

@@ -15,7 +15,7 @@ from prefixproxy.intake import OUR_HEADERS, header
 from prefixproxy.lease import Lease
 from prefixproxy.misses import Verdict
 from prefixproxy.plan import Plan
-from prefixproxy.prompt import Prompt, Role
+from prefixproxy.prompt import Prompt, Role, holds_tokens
 from prefixproxy.schedule.types import Ticket
 from prefixproxy.types import Api, Outcome, Priority, TicketId, Usage
 from prefixproxy.warming import Rendering
@@ -144,11 +144,10 @@ def spoils_itself(data: dict[str, object]) -> bool:
 
 
 def _prompts(data: dict[str, object]) -> int:
-    """One number makes a list one prompt of tokens and texts (server-common.cpp, tokenize_input_prompts)."""
     prompt = data.get("prompt")
     if not isinstance(prompt, list) or "messages" in data:
         return 1
-    return 1 if any(isinstance(item, int) for item in prompt) else max(1, len(prompt))
+    return 1 if holds_tokens(prompt) else max(1, len(prompt))
 
 
 def ticket_of(exchange: Exchange, n_tokens: int, deadline: float, *, pinnable: bool) -> Ticket:

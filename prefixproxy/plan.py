@@ -17,14 +17,13 @@ from prefixproxy.chat_parts import NotUnderstood
 from prefixproxy.compat import folded
 from prefixproxy.patience.splice import returned
 from prefixproxy.prefix import PrefixChain, blocks_within, chain_of
-from prefixproxy.prompt import Edit, Prompt
+from prefixproxy.prompt import Edit, Prompt, holds_tokens
 from prefixproxy.stabilise.stabiliser import Stabiliser
 from prefixproxy.tools import ToolMemory
 from prefixproxy.types import Api, Form, Relocation, TemplateFacts
 
 Mode = Literal["apply", "observe", "off"]
 
-NO_TEMPLATE = TemplateFacts()
 KWARGS, EFFORT = "chat_template_kwargs", "reasoning_effort"
 
 
@@ -44,21 +43,12 @@ class Plan:
     canonical: Canonical | None
     chain: PrefixChain
     head_blocks: int
-    template: TemplateFacts = NO_TEMPLATE
+    form: Form = Form.CHAT
+    """How the prompt came."""
 
     def rendered(self, control: Sequence[Edit] = ()) -> bytes:
         """The body to send, with `control` (slot, streaming) added."""
         return self.body.render([*self.edits, *control])
-
-    @property
-    def form(self) -> Form:
-        """How the prompt came."""
-        if self.prompt is None or not self.prompt.raw:
-            return Form.CHAT
-        asked = self.body.data.get("prompt")
-        if isinstance(asked, list) and any(isinstance(item, int) for item in asked):
-            return Form.TOKENS
-        return Form.RENDERED if isinstance(asked, str) and self.template.opens(asked) else Form.TEXT
 
     @property
     def starts(self) -> tuple[int, ...]:
@@ -196,9 +186,9 @@ class Planner:
             if mode == "apply":
                 edits, prompt = [*steadied, *done.edits], done.prompt
         template = self._template_of(prompt.model)
-        form = canonical(prompt, template)
-        chain = chain_of(form.parts, salt=_salt(self._answering(prompt.model), body, template))
-        head_blocks = blocks_within(form.head_bytes)
+        canon = canonical(prompt, template)
+        chain = chain_of(canon.parts, salt=_salt(self._answering(prompt.model), body, template))
+        head_blocks = blocks_within(canon.head_bytes)
         return Plan(
             api=api,
             body=body,
@@ -207,16 +197,24 @@ class Planner:
             relocations=relocations,
             family=family or _family_of(chain, head_blocks),
             conversation=conversation,
-            canonical=form,
+            canonical=canon,
             chain=chain,
             head_blocks=head_blocks,
-            template=template,
+            form=_form_of(prompt, body.data.get("prompt"), template),
         )
 
     def _steady(self, prompt: Prompt, *, remember: bool) -> tuple[Edit, ...]:
         """Tool definitions, replayed tool calls and begun answers in the bytes this server has seen before."""
         tools = self.tools if remember else self.tools.copy()
         return (*tools.apply(prompt), *self.answers.apply(prompt), *returned(prompt))
+
+
+def _form_of(prompt: Prompt, asked: object, template: TemplateFacts) -> Form:
+    if not prompt.raw:
+        return Form.CHAT
+    if holds_tokens(asked):
+        return Form.TOKENS
+    return Form.RENDERED if isinstance(asked, str) and template.opens(asked) else Form.TEXT
 
 
 def _salt(answering: str, body: Body, template: TemplateFacts) -> bytes:

@@ -24,6 +24,12 @@ class Role(StrEnum):
     OTHER = "other"
 
 
+def holds_tokens(prompt: object) -> bool:
+    """Whether a raw `prompt` is one of tokens, or of tokens and texts: one number makes a list that
+    (server-common.cpp, tokenize_input_prompts)."""
+    return isinstance(prompt, list) and any(isinstance(item, int) and not isinstance(item, bool) for item in prompt)
+
+
 HEAD_ROLES = frozenset({Role.SYSTEM, Role.DEVELOPER})
 
 

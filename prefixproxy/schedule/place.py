@@ -236,12 +236,12 @@ class Placement(ColdRoots):
         if waiting.plain is not None:
             return place
         place = _best([place, *self.forks(ticket, server, [slot])])
-        if waiting.saves > len(server.slots.slots):
-            return place
-        return self._lent_first(ticket, place) or self._park_first(waiting, place) or place
+        return self._lent_first(waiting, place) or self._park_first(waiting, place) or place
 
-    def _lent_first(self, ticket: Ticket, place: Place) -> SaveFirst | None:
-        server, slot = place.server, place.slot
+    def _lent_first(self, waiting: Waiting, place: Place) -> SaveFirst | None:
+        ticket, server, slot = waiting.ticket, place.server, place.slot
+        if not _may_save(waiting, server):
+            return None
         idle = [
             other for other in server.slots.in_state(SlotState.IDLE) if other.promised is None and other is not slot
         ]
@@ -274,8 +274,7 @@ class Placement(ColdRoots):
         return turn_first(ticket, place, self.policy, len(self.line), self.now) or found
 
     def _park_first(self, waiting: Waiting, place: Place) -> SaveFirst | None:
-        """No more saves for one ticket than there are slots: whatever comes in between, it goes on."""
-        if waiting.saves > len(place.server.slots.slots):
+        if not _may_save(waiting, place.server):
             return None
         return park_first(waiting.ticket, place, self.policy, self.running, self.now)
 
@@ -319,6 +318,11 @@ class Placement(ColdRoots):
 
 def _best(places: Sequence[Place]) -> Place:
     return min(places, key=lambda place: place.rank)
+
+
+def _may_save(waiting: Waiting, server: Server) -> bool:
+    """No more saves for one ticket than there are slots: whatever comes in between, it goes on."""
+    return waiting.saves <= len(server.slots.slots)
 
 
 def _need(ticket: Ticket, server: Server) -> int:

@@ -109,12 +109,17 @@ class HostCache:
         tokens, newer = self.counted.pop(who, (0, 0))
         if not tokens or reused is None:
             return
-        if reused >= tokens / 2:
+        if was_there(tokens, reused):
             self.proven, self.missed = True, 0
         elif self.proven and not newer and self.missed < MOST_MISSES:
             self.missed += 1  # the newest entry is there: less of the prompt was in it than was estimated
         else:
             self.limit = min(self.limit, newer) if self.proven else 0
+
+
+def was_there(expected: int, reused: int) -> bool:
+    """Whether so much of a prompt was reused that the entry it counted on was loaded."""
+    return reused >= expected / 2
 
 
 def kept(held: Held, prompt: PrefixChain) -> float:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from prefixproxy.schedule import copies, work
 from prefixproxy.schedule.plan import Server, is_truncated, kept_by_cut, shared, tokens_in
-from prefixproxy.schedule.ram import MIN_FOUND_TOKENS, Loads
+from prefixproxy.schedule.ram import MIN_FOUND_TOKENS, Loads, was_there
 from prefixproxy.schedule.rates import MIN_RATE_TOKENS, mixed
 from prefixproxy.schedule.roots import DELIVERED_SHARE, Root
 from prefixproxy.schedule.slot import NOTHING, UNSTARTED_SETTLE_S, Held, Settling, Slot, cuts_of
@@ -63,20 +63,18 @@ class Running:
 
     def real(self, finish: Finish) -> float:
         """What the estimate of its tokens has to be multiplied with."""
-        known = finish.cached_tokens is not None and finish.evaluated_tokens is not None
-        n_tokens = (finish.cached_tokens or 0) + (finish.evaluated_tokens or 0)
-        return n_tokens / self.ticket.n_tokens if known and n_tokens else 1.0
+        n_tokens = finish.prompt_tokens
+        return n_tokens / self.ticket.n_tokens if n_tokens else 1.0
 
     def found(self, finish: Finish, slot: Slot) -> Held:
         """What it was evaluated over."""
         loads = self.loads
-        return slot.before if loads is None or (finish.cached_tokens or 0) < loads.tokens / 2 else loads.held
+        return loads.held if loads is not None and was_there(loads.tokens, finish.cached_tokens or 0) else slot.before
 
     def left_by(self, finish: Finish, before: Held) -> Held:
         """What its slot keeps: prompt and answer, less the last sampled token, which is never decoded
         (server-context.cpp handle_last_sampled_token)."""
-        known = finish.cached_tokens is not None and finish.evaluated_tokens is not None
-        held = self.held_over(before, (finish.cached_tokens or 0) + (finish.evaluated_tokens or 0) if known else None)
+        held = self.held_over(before, finish.prompt_tokens)
         return replace(held, tokens=held.prompt_tokens + max(0, (finish.predicted_tokens or 0) - 1))
 
     @property
@@ -134,8 +132,10 @@ def lease(
     shares, blocks = shared(ticket, server, first.held)
     truncated = loads is None and is_truncated(ticket, server, first.held, blocks)
     by_cut = truncated and bool(first.held.cuts) and not server.slots.rolls_back
-    any_cut, end_cut = (kept_by_cut(ticket, first.held, blocks, starts=starts) for starts in (True, False))
-    expected = shares if not by_cut else any_cut if server.slots.rates.takes_starts else end_cut
+    expected, cuts = shares, (0, 0)
+    if by_cut:
+        cuts = _cuts_for(ticket, first.held, blocks)
+        expected = cuts[0] if server.slots.rates.takes_starts else cuts[1]
     if loads is not None:
         expected = shares = loads.tokens
     server.slots.strangers.meet(ticket.form, len(server.slots.slots))
@@ -148,7 +148,7 @@ def lease(
         expected=expected,
         truncated=truncated,
         by_cut=by_cut,
-        cuts=(any_cut, end_cut),
+        cuts=cuts,
         shares=shares,
         answered=first.held.tokens if loads is None and not truncated and first.held.answered else 0,
         root=None if first.source is None else server.roots.roots.get(first.source),
@@ -166,6 +166,11 @@ def lease(
         slot.quiet = not (ticket.streams or server.slots.facts.capabilities.native)
         slot.tenant = ticket.tenant
     return running
+
+
+def _cuts_for(ticket: Ticket, held: Held, blocks: int) -> tuple[int, int]:
+    """See `Running.cuts`."""
+    return kept_by_cut(ticket, held, blocks, starts=True), kept_by_cut(ticket, held, blocks, starts=False)
 
 
 def settle(server: Server, ticket: Ticket, need: int, now: float, likely: Slot | None = None) -> Running:
@@ -319,11 +324,8 @@ def _judge_cut(running: Running, cached: int, real: float) -> None:
 
 def _found(cached: int, expected: int) -> float:
     """The share of what was expected, as far as an estimate tells."""
-    return 1.0 if cached >= _near(expected) else cached / expected
-
-
-def _near(expected: int) -> int:
-    return expected - max(ESTIMATE_SLACK_TOKENS, expected // 8)
+    near = expected - max(ESTIMATE_SLACK_TOKENS, expected // 8)
+    return 1.0 if cached >= near else cached / expected
 
 
 def _is_estimate(running: Running, cached: int) -> bool:

@@ -176,6 +176,13 @@ class Finish:
     prompt_s: float | None = None
     confirmed_idle: bool = True
 
+    @property
+    def prompt_tokens(self) -> int | None:
+        """All of the prompt, None if the server did not count them."""
+        if self.cached_tokens is None or self.evaluated_tokens is None:
+            return None
+        return self.cached_tokens + self.evaluated_tokens
+
 
 @dataclass(frozen=True, slots=True)
 class SlotSeen:

